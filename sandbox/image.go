@@ -1,0 +1,23 @@
+package sandbox
+
+import "time"
+
+// Image is an OCI image flattened to one EROFS file, addressed by content.
+type Image struct {
+	ID        string      `json:"id"`              // "sha256:…" of the EROFS file
+	Names     []string    `json:"names,omitempty"` // what users call it
+	Size      int64       `json:"size"`
+	Source    string      `json:"source"`   // registry digest, "tar", "dir" or "debian"
+	Platform  string      `json:"platform"` // "linux/amd64"
+	CreatedAt time.Time   `json:"created_at"`
+	Config    ImageConfig `json:"config"`
+}
+
+// ImageConfig is what Cove honours of an OCI image's config.
+type ImageConfig struct {
+	Env        []string `json:"env,omitempty"` // KEY=value
+	WorkingDir string   `json:"working_dir,omitempty"`
+	User       string   `json:"user,omitempty"`
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
+}

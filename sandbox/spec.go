@@ -1,0 +1,58 @@
+package sandbox
+
+import (
+	"time"
+)
+
+// Resources are what a sandbox may use. Memory is two numbers: the request is
+// what admission reserves, the limit is where the sandbox is ended with OOM.
+type Resources struct {
+	MilliCPU    int64 `json:"milli_cpu"`    // 1000 = one core; enforced as a quota
+	Memory      int64 `json:"memory"`       // bytes reserved by admission
+	MemoryLimit int64 `json:"memory_limit"` // bytes at which the sandbox ends; >= Memory
+	Disk        int64 `json:"disk"`         // bytes of the writable layer
+	Pids        int64 `json:"pids"`         // processes and threads inside
+}
+
+// Spec is what a user asks for. The zero value of a field means its default.
+type Spec struct {
+	Image       string            `json:"image"`
+	Resources   Resources         `json:"resources"`
+	Env         map[string]string `json:"env,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Timeout     time.Duration     `json:"timeout,omitempty"`      // ends with TTL this long after creation or SetTimeout; 0 = never
+	IdleTimeout time.Duration     `json:"idle_timeout,omitempty"` // ends with Idle after this long with no call and no process; 0 = never
+}
+
+// State of a sandbox. Transitions only go down the list.
+type State string
+
+const (
+	Creating   State = "creating" // id is durable, the container is being attached
+	Running    State = "running"
+	Ending     State = "ending" // kill accepted, teardown under way
+	EndedState State = "ended"
+)
+
+// Sandbox is what a user holds: a kernel plus the user's container.
+type Sandbox struct {
+	ID        string    `json:"id"`
+	Spec      Spec      `json:"spec"`
+	ImageID   string    `json:"image_id"` // content digest the reference resolved to at creation
+	Node      string    `json:"node"`
+	State     State     `json:"state"`
+	Episode   int64     `json:"episode"` // 1 after creation, +1 per reset
+	CreatedAt time.Time `json:"created_at"`
+	ExpiresAt time.Time `json:"expires_at,omitzero"` // zero = never
+	End       *End      `json:"end,omitempty"`       // set once, when State is ended
+}
+
+// Stats is what a sandbox uses now, seen from the host: code inside cannot
+// falsify it.
+type Stats struct {
+	CPUTime    time.Duration `json:"cpu_time"`
+	Memory     int64         `json:"memory"`      // bytes that cannot be reclaimed: anonymous and shared memory of the kernel process
+	MemoryPeak int64         `json:"memory_peak"` // 0 where the host does not count it
+	DiskUsed   int64         `json:"disk_used"`   // bytes allocated to the writable layer
+	Processes  int64         `json:"processes"`
+}
