@@ -21,3 +21,10 @@ type ImageConfig struct {
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
 }
+
+// Progress is one step of long work, reported as it happens.
+type Progress struct {
+	Step  string `json:"step"`  // resolve, download, flatten, erofs, done
+	Done  int64  `json:"done"`  // bytes
+	Total int64  `json:"total"` // bytes; 0 = unknown
+}

@@ -1,0 +1,96 @@
+// Package store is the contract of Cove's durable record: sandboxes and their
+// ends, images' names, API keys and idempotency keys. Package storetest holds
+// the suite every implementation passes; sqlite is the default one.
+//
+// A method that changes something returns only when the change is durable.
+// Errors are *sandbox.Error: a missing thing is sandbox.ErrNotFound (an image
+// sandbox.ErrImageNotFound), a taken one sandbox.ErrAlreadyExists. No method
+// reads a clock: times come in as arguments.
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Store is safe for concurrent use.
+type Store interface {
+	Sandboxes
+	Images
+	Keys
+	Close() error
+}
+
+// Sandboxes are kept after their end, so that a cause stays readable.
+type Sandboxes interface {
+	// CreateSandbox records sb. If idem.Key is set and known, nothing is
+	// written: the sandbox first created with it is returned with existed set
+	// when idem.Hash is the same, sandbox.ErrAlreadyExists when it is not.
+	CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem Idempotency) (got sandbox.Sandbox, existed bool, err error)
+
+	GetSandbox(ctx context.Context, id string) (sandbox.Sandbox, error)
+
+	// ListSandboxes pages through newest first (CreatedAt, then ID).
+	ListSandboxes(ctx context.Context, f Filter) (sbs []sandbox.Sandbox, next string, err error)
+
+	// UpdateSandbox applies f to the record of a sandbox that has not ended,
+	// in one transaction; sandbox.ErrEnded if it has. f may be called again.
+	UpdateSandbox(ctx context.Context, id string, f func(*sandbox.Sandbox) error) (sandbox.Sandbox, error)
+
+	// EndSandbox records an end. The first end wins: ending an ended sandbox
+	// changes nothing and returns the record as it is.
+	EndSandbox(ctx context.Context, id string, end sandbox.End) (sandbox.Sandbox, error)
+
+	// ForgetEnded deletes at most limit records (and their idempotency keys)
+	// that ended before the time, and says how many.
+	ForgetEnded(ctx context.Context, before time.Time, limit int) (int, error)
+}
+
+// Idempotency ties a caller's key to the request it was used for.
+type Idempotency struct {
+	Key  string
+	Hash string // of the request; the same key with another hash is a misuse
+}
+
+// Filter chooses sandboxes. The zero value means all that have not ended.
+type Filter struct {
+	Labels    map[string]string // all must match
+	States    []sandbox.State   // nil = every state but ended
+	PageSize  int               // 0 = 100
+	PageToken string            // opaque; from the page before
+}
+
+// Images are names for content.
+type Images interface {
+	// PutImage records an image and points name at it. A name moves when it
+	// is put again.
+	PutImage(ctx context.Context, img sandbox.Image, name string) error
+	// GetImage finds by exact name or by id.
+	GetImage(ctx context.Context, nameOrID string) (sandbox.Image, error)
+	ListImages(ctx context.Context) ([]sandbox.Image, error)
+	// RemoveImageName forgets a name and returns the image it pointed at.
+	RemoveImageName(ctx context.Context, name string) (sandbox.Image, error)
+	// RemoveImage forgets an image without names that no live sandbox uses;
+	// sandbox.ErrPrecondition otherwise.
+	RemoveImage(ctx context.Context, id string) error
+}
+
+// Key is an API key; the secret itself is never stored.
+type Key struct {
+	ID         string
+	Name       string
+	Hash       []byte // SHA-256 of the secret, which is 256 random bits
+	CreatedAt  time.Time
+	LastUsedAt time.Time // kept to about a minute
+}
+
+// Keys are API keys.
+type Keys interface {
+	CreateKey(ctx context.Context, k Key) error
+	KeyByHash(ctx context.Context, hash []byte) (Key, error)
+	ListKeys(ctx context.Context) ([]Key, error)
+	RevokeKey(ctx context.Context, id string) error
+	TouchKey(ctx context.Context, id string, at time.Time) error
+}
