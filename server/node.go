@@ -47,12 +47,7 @@ type Node interface {
 }
 
 // Capacity is what a node has and has given out.
-type Capacity struct {
-	Runtime                 string
-	Total, Used             sandbox.Resources // Pids unused
-	MaxSandboxes, Sandboxes int64
-	WarmKernels, WarmTarget int
-}
+type Capacity = sandbox.Capacity
 
 // Guest is the machine inside a sandbox; *guest.Client is one.
 type Guest interface {

@@ -1,0 +1,9 @@
+package sandbox
+
+// Capacity is what a node has and has given out.
+type Capacity struct {
+	Runtime                 string
+	Total, Used             Resources // Total is what admission gives out, overcommit included; Pids unused
+	MaxSandboxes, Sandboxes int64
+	WarmKernels, WarmTarget int
+}
