@@ -1,0 +1,223 @@
+package wire
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// codes maps every class to the Connect code that carries it. api/errors.json
+// says the same to the other SDKs; a test holds the two together.
+var codes = map[sandbox.Class]connect.Code{
+	sandbox.Invalid:         connect.CodeInvalidArgument,
+	sandbox.NotFound:        connect.CodeNotFound,
+	sandbox.ImageNotFound:   connect.CodeNotFound,
+	sandbox.AlreadyExists:   connect.CodeAlreadyExists,
+	sandbox.Unauthenticated: connect.CodeUnauthenticated,
+	sandbox.Denied:          connect.CodePermissionDenied,
+	sandbox.NoCapacity:      connect.CodeResourceExhausted,
+	sandbox.TooLarge:        connect.CodeOutOfRange,
+	sandbox.Ended:           connect.CodeFailedPrecondition,
+	sandbox.Precondition:    connect.CodeFailedPrecondition,
+	sandbox.Conflict:        connect.CodeAborted,
+	sandbox.DiskFull:        connect.CodeResourceExhausted,
+	sandbox.Unavailable:     connect.CodeUnavailable,
+	sandbox.DeadlineReached: connect.CodeDeadlineExceeded,
+	sandbox.Canceled:        connect.CodeCanceled,
+	sandbox.Unsupported:     connect.CodeUnimplemented,
+	sandbox.Corrupt:         connect.CodeDataLoss,
+	sandbox.Internal:        connect.CodeInternal,
+}
+
+// classes is for errors that carry no detail: made by Connect itself, by a
+// proxy, or by an older or newer server. Where two classes share a code it is
+// the one that promises less.
+var classes = map[connect.Code]sandbox.Class{
+	connect.CodeInvalidArgument:    sandbox.Invalid,
+	connect.CodeNotFound:           sandbox.NotFound,
+	connect.CodeAlreadyExists:      sandbox.AlreadyExists,
+	connect.CodeUnauthenticated:    sandbox.Unauthenticated,
+	connect.CodePermissionDenied:   sandbox.Denied,
+	connect.CodeResourceExhausted:  sandbox.TooLarge, // Connect's own: a message over the read limit
+	connect.CodeOutOfRange:         sandbox.TooLarge,
+	connect.CodeFailedPrecondition: sandbox.Precondition,
+	connect.CodeAborted:            sandbox.Conflict,
+	connect.CodeUnavailable:        sandbox.Unavailable,
+	connect.CodeDeadlineExceeded:   sandbox.DeadlineReached,
+	connect.CodeCanceled:           sandbox.Canceled,
+	connect.CodeUnimplemented:      sandbox.Unsupported,
+	connect.CodeDataLoss:           sandbox.Corrupt,
+	connect.CodeInternal:           sandbox.Internal,
+	connect.CodeUnknown:            sandbox.Internal,
+}
+
+// ToConnect makes the error the client gets: the class as code and detail,
+// the message without the operation (the detail has it), and a Retry-After
+// header where the error says when to come back. An error that is already a
+// *connect.Error passes unchanged. nil stays nil.
+func ToConnect(err error) *connect.Error {
+	if err == nil {
+		return nil
+	}
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		return ce
+	}
+	e := asDomain(err)
+	code, ok := codes[e.Class]
+	if !ok {
+		code = connect.CodeInternal
+	}
+	ce = connect.NewError(code, errors.New(message(e)))
+	detail, derr := connect.NewErrorDetail(&covev1.ErrorDetail{
+		Code:         string(e.Class),
+		Op:           utf8String(e.Op),
+		Field:        utf8String(e.Field),
+		Hint:         utf8String(e.Hint),
+		RetryAfterMs: e.RetryAfter.Milliseconds(),
+	})
+	if derr == nil {
+		ce.AddDetail(detail)
+	}
+	if e.RetryAfter > 0 {
+		// The header counts whole seconds; rounding up keeps a caller from coming early.
+		ce.Meta().Set("Retry-After", strconv.FormatInt(int64((e.RetryAfter+time.Second-1)/time.Second), 10))
+	}
+	return ce
+}
+
+// asDomain finds the *sandbox.Error in err or makes one. A context error gets
+// its own class, anything else is a defect of ours.
+func asDomain(err error) *sandbox.Error {
+	var e *sandbox.Error
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.Is(err, context.Canceled):
+		return &sandbox.Error{Class: sandbox.Canceled, Err: err}
+	case errors.Is(err, context.DeadlineExceeded):
+		return &sandbox.Error{Class: sandbox.DeadlineReached, Err: err}
+	}
+	return &sandbox.Error{Class: sandbox.Internal, Err: err}
+}
+
+// message is what a reader of the bare JSON sees: "field: what is wrong".
+func message(e *sandbox.Error) string {
+	c := *e
+	c.Op = ""
+	return utf8String(c.Error())
+}
+
+// FromConnect rebuilds the *sandbox.Error that ToConnect was given. An error
+// that never reached the server becomes Unavailable. Errors of other kinds,
+// and nil, pass unchanged.
+func FromConnect(err error) error {
+	var e *sandbox.Error
+	if err == nil || errors.As(err, &e) {
+		return err
+	}
+	var ce *connect.Error
+	if !errors.As(err, &ce) || errors.Is(err, io.EOF) { // Connect codes the plain end of a stream, too
+		return err
+	}
+	out := &sandbox.Error{Class: classes[ce.Code()], Msg: ce.Message()}
+	if out.Class == "" {
+		out.Class = sandbox.Internal
+	}
+	for _, d := range ce.Details() {
+		v, derr := d.Value()
+		if derr != nil {
+			continue
+		}
+		if ed, ok := v.(*covev1.ErrorDetail); ok {
+			// A class this client has never heard of keeps its name: errors.Is
+			// then matches nothing, and Class is still readable.
+			if ed.Code != "" {
+				out.Class = sandbox.Class(ed.Code)
+			}
+			out.Op, out.Field, out.Hint = ed.Op, ed.Field, ed.Hint
+			out.RetryAfter = time.Duration(ed.RetryAfterMs) * time.Millisecond
+			out.Msg = strings.TrimPrefix(out.Msg, ed.Field+": ")
+			return out
+		}
+	}
+	if s, perr := strconv.Atoi(ce.Meta().Get("Retry-After")); perr == nil && s > 0 {
+		out.RetryAfter = time.Duration(s) * time.Second
+	}
+	if ce.Code() == connect.CodeUnavailable && !connect.IsWireError(ce) {
+		out.Hint = notRunningHint
+	}
+	return out
+}
+
+// WriteError answers a plain HTTP request with the same error as a Connect
+// unary call: {"code", "message", "details"}, status and headers alike.
+func WriteError(w http.ResponseWriter, r *http.Request, err error) {
+	_ = errorWriter.Write(w, r, ToConnect(err)) // a failing write means that the client has gone
+}
+
+const notRunningHint = `is the server running? "make start" or "cove serve" starts it, COVE_URL names it`
+
+// errorWriter holds no state.
+var errorWriter = connect.NewErrorWriter()
+
+// decodeError reads a Connect unary error body; nil if it is something else,
+// such as a proxy's HTML page.
+func decodeError(body []byte) *connect.Error {
+	var b struct {
+		Code    string `json:"code"`
+		Message string `json:"message"`
+		Details []struct {
+			Type  string `json:"type"`
+			Value string `json:"value"`
+		} `json:"details"`
+	}
+	var code connect.Code
+	if json.Unmarshal(body, &b) != nil || code.UnmarshalText([]byte(b.Code)) != nil {
+		return nil
+	}
+	ce := connect.NewWireError(code, errors.New(b.Message))
+	for _, d := range b.Details {
+		v, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(d.Value, "="))
+		if err != nil {
+			continue
+		}
+		detail, err := connect.NewErrorDetail(&anypb.Any{TypeUrl: "type.googleapis.com/" + d.Type, Value: v})
+		if err == nil {
+			ce.AddDetail(detail)
+		}
+	}
+	return ce
+}
+
+// fromResponse reads the error WriteError wrote; body is at most a few KiB.
+func fromResponse(status int, body []byte) error {
+	if ce := decodeError(body); ce != nil {
+		return FromConnect(ce)
+	}
+	c := sandbox.Internal
+	switch {
+	case status == http.StatusNotFound:
+		c = sandbox.NotFound
+	case status == http.StatusUnauthorized:
+		c = sandbox.Unauthenticated
+	case status == http.StatusRequestEntityTooLarge:
+		c = sandbox.TooLarge
+	case status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout:
+		c = sandbox.Unavailable
+	}
+	return &sandbox.Error{Class: c, Msg: fmt.Sprintf("HTTP %d: %.200s", status, body)}
+}

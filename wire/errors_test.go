@@ -1,0 +1,129 @@
+package wire
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// The catalogue that the other SDKs are made from says what this package does.
+func TestCatalogueAgrees(t *testing.T) {
+	b, err := os.ReadFile("../api/errors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []struct {
+		Code, Connect string
+		HTTP          int
+	}
+	if err := json.Unmarshal(b, &rows); err != nil {
+		t.Fatal(err)
+	}
+	var seen []sandbox.Class
+	for _, row := range rows {
+		class := sandbox.Class(row.Code)
+		seen = append(seen, class)
+		code, ok := codes[class]
+		if !ok {
+			t.Errorf("%s is in errors.json and not in codes", class)
+			continue
+		}
+		if code.String() != row.Connect {
+			t.Errorf("%s: errors.json says %s, codes %s", class, row.Connect, code)
+		}
+		w := httptest.NewRecorder()
+		WriteError(w, httptest.NewRequest("GET", "/", nil), &sandbox.Error{Class: class, Msg: "m"})
+		if w.Code != row.HTTP {
+			t.Errorf("%s: errors.json says HTTP %d, the server %d", class, row.HTTP, w.Code)
+		}
+	}
+	for class := range codes {
+		if !slices.Contains(seen, class) {
+			t.Errorf("%s is missing from errors.json", class)
+		}
+	}
+	if n := len(sentinels()); n != len(rows) {
+		t.Errorf("%d sentinels, %d rows in errors.json", n, len(rows))
+	}
+}
+
+func sentinels() []*sandbox.Error {
+	return []*sandbox.Error{sandbox.ErrInvalid, sandbox.ErrNotFound, sandbox.ErrImageNotFound, sandbox.ErrAlreadyExists,
+		sandbox.ErrUnauthenticated, sandbox.ErrDenied, sandbox.ErrNoCapacity, sandbox.ErrTooLarge, sandbox.ErrEnded,
+		sandbox.ErrPrecondition, sandbox.ErrConflict, sandbox.ErrDiskFull, sandbox.ErrUnavailable, sandbox.ErrDeadline,
+		sandbox.ErrCanceled, sandbox.ErrUnsupported, sandbox.ErrCorrupt, sandbox.ErrInternal}
+}
+
+// crossings are the two ways an error reaches a client.
+var crossings = map[string]func(error) error{
+	"connect": func(err error) error { return FromConnect(ToConnect(err)) },
+	"http": func(err error) error {
+		w := httptest.NewRecorder()
+		WriteError(w, httptest.NewRequest("PUT", "/", nil), err)
+		return fromResponse(w.Code, w.Body.Bytes())
+	},
+}
+
+func TestEveryClassCrossesTheWire(t *testing.T) {
+	for name, cross := range crossings {
+		for _, sentinel := range sentinels() {
+			in := &sandbox.Error{Class: sentinel.Class, Op: "sandbox.create", Field: "spec.image", Msg: "no image 'bse'",
+				Hint: "did you mean 'base'?", RetryAfter: 1500 * time.Millisecond, Err: errors.New("cause")}
+			err := cross(in)
+			if !errors.Is(err, sentinel) {
+				t.Errorf("%s: %s arrives as %v", name, sentinel.Class, err)
+			}
+			var out *sandbox.Error
+			if !errors.As(err, &out) {
+				t.Fatalf("%s: %T", name, err)
+			}
+			if out.Op != in.Op || out.Field != in.Field || out.Hint != in.Hint || out.RetryAfter != in.RetryAfter {
+				t.Errorf("%s: sent %+v, got %+v", name, in, out)
+			}
+			if out.Error() != in.Error() {
+				t.Errorf("%s: message %q became %q", name, in, out)
+			}
+		}
+	}
+}
+
+func TestForeignErrors(t *testing.T) {
+	for _, tc := range []struct {
+		in   error
+		want *sandbox.Error
+	}{
+		{errors.New("boom"), sandbox.ErrInternal},
+		{context.Canceled, sandbox.ErrCanceled},
+		{context.DeadlineExceeded, sandbox.ErrDeadline},
+		{&sandbox.Error{Class: sandbox.NotFound, Msg: "bad \xff bytes", Field: "\xfe"}, sandbox.ErrNotFound},
+	} {
+		for name, cross := range crossings {
+			if err := cross(tc.in); !errors.Is(err, tc.want) {
+				t.Errorf("%s: %v became %v", name, tc.in, err)
+			}
+		}
+	}
+	if ToConnect(nil) != nil || FromConnect(nil) != nil {
+		t.Error("nil must stay nil")
+	}
+	// A proxy's page is no Connect error and still gets a class.
+	err := fromResponse(502, []byte("<html>bad gateway</html>"))
+	if !errors.Is(err, sandbox.ErrUnavailable) || !strings.Contains(err.Error(), "502") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRetryAfterHeaderRoundsUp(t *testing.T) {
+	ce := ToConnect(&sandbox.Error{Class: sandbox.NoCapacity, RetryAfter: 1200 * time.Millisecond})
+	if got := ce.Meta().Get("Retry-After"); got != "2" {
+		t.Errorf("Retry-After %q, want 2", got)
+	}
+}
