@@ -1,0 +1,161 @@
+package fake
+
+import (
+	"context"
+	"os"
+	"sync"
+
+	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Driver is one process's view of a host. Safe for concurrent use.
+type Driver struct {
+	host   *Host
+	faults faults
+
+	mu      sync.Mutex
+	kernels map[string]*kernel // views handed out and not destroyed
+}
+
+var _ runtime.Driver = (*Driver)(nil)
+
+// Open is a new process starting on the host.
+func (h *Host) Open() *Driver { return &Driver{host: h, kernels: map[string]*kernel{}} }
+
+func (d *Driver) Name() string { return "fake" }
+
+// Capabilities: kernels survive their driver, if not the process.
+func (d *Driver) Capabilities() runtime.Capabilities { return runtime.Capabilities{Adopt: true} }
+
+func (d *Driver) Boot(ctx context.Context, id string) (runtime.Kernel, error) {
+	if err := d.enter(ctx, Boot, id); err != nil {
+		return nil, err
+	}
+	m, err := d.host.boot(id)
+	if err != nil {
+		return nil, err
+	}
+	return d.view(m), nil
+}
+
+// Adopt takes a kernel back. One that died and was not destroyed comes back
+// with Done closed, so that its cause is not lost.
+func (d *Driver) Adopt(ctx context.Context, h runtime.Handle) (runtime.Kernel, error) {
+	if err := d.enter(ctx, Adopt, h.ID); err != nil {
+		return nil, err
+	}
+	m := d.host.get(h.ID)
+	if m == nil || h.Driver != d.Name() {
+		return nil, sandbox.Errorf(sandbox.NotFound, "fake.adopt", "no kernel %s", h.ID)
+	}
+	return d.view(m), nil
+}
+
+func (d *Driver) Sweep(ctx context.Context, keep map[string]bool) ([]string, error) {
+	if err := d.enter(ctx, Sweep, ""); err != nil {
+		return nil, err
+	}
+	var removed []string
+	for _, id := range d.host.IDs() {
+		if keep[id] {
+			continue
+		}
+		if err := d.host.remove(id, runtime.Exit{Cause: sandbox.KilledByUser, Detail: "swept"}); err != nil {
+			return removed, sandbox.Errorf(sandbox.Unavailable, "fake.sweep", "%w", err)
+		}
+		removed = append(removed, id)
+	}
+	return removed, nil
+}
+
+func (d *Driver) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, k := range d.kernels {
+		k.hangUp()
+	}
+	clear(d.kernels)
+	return nil
+}
+
+func (d *Driver) view(m *machine) *kernel {
+	k := &kernel{d: d, m: m, guest: guest.NewClient(m.dial, m.secret)}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.kernels[m.id] = k
+	return k
+}
+
+// kernel is a driver's view of a machine.
+type kernel struct {
+	d     *Driver
+	m     *machine
+	guest *guest.Client
+	once  sync.Once
+}
+
+func (k *kernel) ID() string { return k.m.id }
+
+func (k *kernel) Handle() runtime.Handle {
+	return runtime.Handle{Version: 1, Driver: k.d.Name(), ID: k.m.id}
+}
+
+func (k *kernel) Attach(ctx context.Context, c runtime.Container) error {
+	if err := k.d.enter(ctx, Attach, k.m.id); err != nil {
+		return err
+	}
+	if err := k.m.claim(); err != nil {
+		return err
+	}
+	return k.populate(ctx, c)
+}
+
+func (k *kernel) Reset(ctx context.Context, c runtime.Container) error {
+	if err := k.d.enter(ctx, Reset, k.m.id); err != nil {
+		return err
+	}
+	if !k.m.isAttached() {
+		return sandbox.Errorf(sandbox.Precondition, "fake.reset", "kernel %s has no container", k.m.id)
+	}
+	if err := k.evacuate(ctx); err != nil {
+		return err
+	}
+	return k.populate(ctx, c)
+}
+
+func (k *kernel) Guest() *guest.Client { return k.guest }
+
+func (k *kernel) Bulk(ctx context.Context, op guest.BulkOp, stdin, stdout *os.File) error {
+	if k.m.guest == nil {
+		return errBare
+	}
+	return k.m.bulk(op, stdin, stdout)
+}
+
+func (k *kernel) Done() <-chan struct{} { return k.m.done }
+
+func (k *kernel) Exit() runtime.Exit {
+	k.m.mu.Lock()
+	defer k.m.mu.Unlock()
+	return k.m.exit
+}
+
+func (k *kernel) Destroy(ctx context.Context) error {
+	if err := k.d.enter(ctx, Destroy, k.m.id); err != nil {
+		return err
+	}
+	k.hangUp()
+	k.d.mu.Lock()
+	delete(k.d.kernels, k.m.id)
+	k.d.mu.Unlock()
+	return k.d.host.remove(k.m.id, runtime.Exit{Cause: sandbox.KilledByUser})
+}
+
+// hangUp closes this view's connections; the guest lives on.
+func (k *kernel) hangUp() {
+	if k.m.guest != nil {
+		k.once.Do(func() { _ = k.guest.Close() })
+	}
+}

@@ -1,0 +1,179 @@
+package fake
+
+import (
+	"crypto/rand"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Options of a host.
+type Options struct {
+	// Bare kernels have no guest: nothing can be run in them. For tests that
+	// only care who lives and who does not; a bare kernel touches no file.
+	Bare bool
+}
+
+// Host is the machine on which fake kernels live. Safe for concurrent use.
+type Host struct {
+	dir  string
+	opts Options
+
+	mu       sync.Mutex
+	machines map[string]*machine
+}
+
+// NewHost makes a host that keeps its kernels' files under dir.
+func NewHost(dir string, opts Options) *Host {
+	return &Host{dir: dir, opts: opts, machines: map[string]*machine{}}
+}
+
+// IDs lists the kernels that exist, alive or dead but not yet destroyed.
+func (h *Host) IDs() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Sorted(maps.Keys(h.machines))
+}
+
+// Attached lists the kernels that were given a container.
+func (h *Host) Attached() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var ids []string
+	for id, m := range h.machines {
+		if m.isAttached() {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// IsAttached says whether a kernel exists and was given a container.
+func (h *Host) IsAttached(id string) bool {
+	m := h.get(id)
+	return m != nil && m.isAttached()
+}
+
+// Kill ends a kernel the way exit says, as the outside world would. It says
+// whether there was one alive.
+func (h *Host) Kill(id string, exit runtime.Exit) bool {
+	m := h.get(id)
+	return m != nil && m.die(exit)
+}
+
+// Reboot ends every kernel and forgets it, as a restart of the machine does.
+func (h *Host) Reboot() {
+	for _, id := range h.IDs() {
+		_ = h.remove(id, runtime.Exit{Cause: sandbox.Infra, Detail: "reboot"})
+	}
+}
+
+// Close ends every kernel and removes its files.
+func (h *Host) Close() error {
+	var errs []error
+	for _, id := range h.IDs() {
+		errs = append(errs, h.remove(id, runtime.Exit{Cause: sandbox.KilledByUser}))
+	}
+	return errors.Join(errs...)
+}
+
+func (h *Host) get(id string) *machine {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.machines[id]
+}
+
+func (h *Host) boot(id string) (*machine, error) {
+	m := &machine{id: id, done: make(chan struct{})}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.machines[id] != nil {
+		return nil, sandbox.Errorf(sandbox.AlreadyExists, "fake.boot", "kernel %s exists", id)
+	}
+	if !h.opts.Bare {
+		m.secret = make([]byte, 32)
+		_, _ = rand.Read(m.secret) // never fails
+		m.root = filepath.Join(h.dir, id)
+		if err := m.start(); err != nil {
+			return nil, sandbox.Errorf(sandbox.Unavailable, "fake.boot", "start the guest: %w", err)
+		}
+	}
+	h.machines[id] = m
+	return m, nil
+}
+
+func (h *Host) remove(id string, exit runtime.Exit) error {
+	h.mu.Lock()
+	m := h.machines[id]
+	delete(h.machines, id)
+	h.mu.Unlock()
+	if m == nil {
+		return nil
+	}
+	m.die(exit)
+	if m.root == "" {
+		return nil
+	}
+	return os.RemoveAll(m.root)
+}
+
+// machine is one fake kernel as the host sees it.
+type machine struct {
+	id     string
+	root   string // the user's file system; "" when bare
+	secret []byte
+	guest  guestAgent // nil when bare
+	done   chan struct{}
+
+	mu       sync.Mutex
+	attached bool
+	dead     bool
+	exit     runtime.Exit
+}
+
+func (m *machine) isAttached() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.attached
+}
+
+func (m *machine) die(exit runtime.Exit) bool {
+	m.mu.Lock()
+	if m.dead {
+		m.mu.Unlock()
+		return false
+	}
+	m.dead = true
+	if exit.At.IsZero() {
+		exit.At = time.Now()
+	}
+	m.exit = exit
+	m.mu.Unlock()
+	if m.guest != nil {
+		_ = m.guest.Close()
+	}
+	close(m.done)
+	return true
+}
+
+// claim marks the machine attached, once.
+func (m *machine) claim() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.dead:
+		return sandbox.Errorf(sandbox.Unavailable, "fake.attach", "kernel %s is dead: %s", m.id, m.exit.Cause)
+	case m.attached:
+		return sandbox.Errorf(sandbox.Precondition, "fake.attach", "kernel %s has a container already", m.id)
+	}
+	m.attached = true
+	return nil
+}
