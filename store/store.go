@@ -30,6 +30,11 @@ type Sandboxes interface {
 	// when idem.Hash is the same, sandbox.ErrAlreadyExists when it is not.
 	CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem Idempotency) (got sandbox.Sandbox, existed bool, err error)
 
+	// SandboxByKey finds the sandbox first created with idem.Key, without
+	// writing: sandbox.ErrNotFound if the key is not in use,
+	// sandbox.ErrAlreadyExists if idem.Hash is not the one it was used with.
+	SandboxByKey(ctx context.Context, idem Idempotency) (sandbox.Sandbox, error)
+
 	GetSandbox(ctx context.Context, id string) (sandbox.Sandbox, error)
 
 	// ListSandboxes pages through newest first (CreatedAt, then ID).
@@ -42,6 +47,11 @@ type Sandboxes interface {
 	// EndSandbox records an end. The first end wins: ending an ended sandbox
 	// changes nothing and returns the record as it is.
 	EndSandbox(ctx context.Context, id string, end sandbox.End) (sandbox.Sandbox, error)
+
+	// ForgetSandbox deletes a record, whatever its state, and its idempotency
+	// key: for a creation that failed, so that the key can be used again.
+	// Forgetting what is not there is no error.
+	ForgetSandbox(ctx context.Context, id string) error
 
 	// ForgetEnded deletes at most limit records (and their idempotency keys)
 	// that ended before the time, and says how many.
