@@ -157,16 +157,16 @@ func TestBadValuesNameTheirField(t *testing.T) {
 	}
 	_, stateErr := StateFrom(99)
 	for field, errs := range map[string][]error{
-		"resources.cpu": {
+		"spec.resources.cpu": {
 			spec(func(s *covev1.SandboxSpec) { s.Resources.Cpu = math.NaN() }),
 			spec(func(s *covev1.SandboxSpec) { s.Resources.Cpu = math.Inf(1) }),
 			spec(func(s *covev1.SandboxSpec) { s.Resources.Cpu = 1e-9 }),
 		},
-		"timeout":      {spec(func(s *covev1.SandboxSpec) { s.Timeout = &durationpb.Duration{Seconds: 1, Nanos: -1} })},
-		"idle_timeout": {spec(func(s *covev1.SandboxSpec) { s.IdleTimeout = &durationpb.Duration{Seconds: math.MaxInt64} })},
-		"pty.rows":     {size(0, 1), size(65536, 1)},
-		"pty.cols":     {size(1, 0), size(1, 1<<20)},
-		"states":       {stateErr},
+		"spec.timeout":      {spec(func(s *covev1.SandboxSpec) { s.Timeout = &durationpb.Duration{Seconds: 1, Nanos: -1} })},
+		"spec.idle_timeout": {spec(func(s *covev1.SandboxSpec) { s.IdleTimeout = &durationpb.Duration{Seconds: math.MaxInt64} })},
+		"pty.rows":          {size(0, 1), size(65536, 1)},
+		"pty.cols":          {size(1, 0), size(1, 1<<20)},
+		"states":            {stateErr},
 	} {
 		for _, err := range errs {
 			var e *sandbox.Error

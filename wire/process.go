@@ -17,7 +17,7 @@ func TermSize(t *sandbox.TermSize) *covev1.TermSize {
 	return &covev1.TermSize{Rows: uint32(t.Rows), Cols: uint32(t.Cols)}
 }
 
-// TermSizeFrom refuses what a terminal cannot have; field is "pty" or "size".
+// TermSizeFrom refuses what a terminal cannot have; field is "process.pty" or "size".
 func TermSizeFrom(field string, t *covev1.TermSize) (*sandbox.TermSize, error) {
 	if t == nil {
 		return nil, nil
@@ -46,16 +46,16 @@ func ProcessSpec(s sandbox.ProcessSpec) *covev1.ProcessSpec {
 	}
 }
 
-// ProcessSpecFrom names fields as the request does, without "process.".
+// ProcessSpecFrom names fields as the request does: "process.pty.rows".
 func ProcessSpecFrom(p *covev1.ProcessSpec) (sandbox.ProcessSpec, error) {
 	if p == nil {
 		return sandbox.ProcessSpec{}, nil
 	}
-	pty, err := TermSizeFrom("pty", p.Pty)
+	pty, err := TermSizeFrom("process.pty", p.Pty)
 	if err != nil {
 		return sandbox.ProcessSpec{}, err
 	}
-	timeout, err := DurationFrom("timeout", p.Timeout)
+	timeout, err := DurationFrom("process.timeout", p.Timeout)
 	if err != nil {
 		return sandbox.ProcessSpec{}, err
 	}

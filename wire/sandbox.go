@@ -84,11 +84,11 @@ func ResourcesFrom(r *covev1.Resources) (sandbox.Resources, error) {
 		return sandbox.Resources{}, nil
 	}
 	if math.IsNaN(r.Cpu) || math.Abs(r.Cpu) > 1e6 {
-		return sandbox.Resources{}, sandbox.InvalidField("resources.cpu", "not a number of cores; want e.g. 0.5 or 2")
+		return sandbox.Resources{}, sandbox.InvalidField("spec.resources.cpu", "not a number of cores; want e.g. 0.5 or 2")
 	}
 	milli := int64(math.Round(r.Cpu * 1000))
 	if milli == 0 && r.Cpu != 0 { // 0 would silently mean the default
-		return sandbox.Resources{}, sandbox.InvalidField("resources.cpu", "%g cores; want at least 0.001", r.Cpu)
+		return sandbox.Resources{}, sandbox.InvalidField("spec.resources.cpu", "%g cores; want at least 0.001", r.Cpu)
 	}
 	return sandbox.Resources{
 		MilliCPU:    milli,
@@ -110,7 +110,7 @@ func Spec(s sandbox.Spec) *covev1.SandboxSpec {
 	}
 }
 
-// SpecFrom names fields as the request does, without a leading "spec.".
+// SpecFrom names fields as the request does: "spec.resources.cpu".
 func SpecFrom(s *covev1.SandboxSpec) (sandbox.Spec, error) {
 	if s == nil {
 		return sandbox.Spec{}, nil
@@ -119,11 +119,11 @@ func SpecFrom(s *covev1.SandboxSpec) (sandbox.Spec, error) {
 	if err != nil {
 		return sandbox.Spec{}, err
 	}
-	timeout, err := DurationFrom("timeout", s.Timeout)
+	timeout, err := DurationFrom("spec.timeout", s.Timeout)
 	if err != nil {
 		return sandbox.Spec{}, err
 	}
-	idle, err := DurationFrom("idle_timeout", s.IdleTimeout)
+	idle, err := DurationFrom("spec.idle_timeout", s.IdleTimeout)
 	if err != nil {
 		return sandbox.Spec{}, err
 	}
