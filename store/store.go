@@ -42,6 +42,9 @@ type Sandboxes interface {
 
 	// UpdateSandbox applies f to the record of a sandbox that has not ended,
 	// in one transaction; sandbox.ErrEnded if it has. f may be called again.
+	// An error of f is returned as it is and nothing is changed. f cannot
+	// change ID or CreatedAt, end the sandbox (EndSandbox does) or move its
+	// state back: see CheckUpdate.
 	UpdateSandbox(ctx context.Context, id string, f func(*sandbox.Sandbox) error) (sandbox.Sandbox, error)
 
 	// EndSandbox records an end. The first end wins: ending an ended sandbox
@@ -75,10 +78,12 @@ type Filter struct {
 // Images are names for content.
 type Images interface {
 	// PutImage records an image and points name at it. A name moves when it
-	// is put again.
+	// is put again; with name "" the image is recorded and nothing points at
+	// it. An image put again is recorded as last given. img.Names is ignored.
 	PutImage(ctx context.Context, img sandbox.Image, name string) error
-	// GetImage finds by exact name or by id.
+	// GetImage finds by exact name or by id; the id wins.
 	GetImage(ctx context.Context, nameOrID string) (sandbox.Image, error)
+	// ListImages lists newest first (CreatedAt, then ID), Names sorted.
 	ListImages(ctx context.Context) ([]sandbox.Image, error)
 	// RemoveImageName forgets a name and returns the image it pointed at.
 	RemoveImageName(ctx context.Context, name string) (sandbox.Image, error)
@@ -96,8 +101,9 @@ type Key struct {
 	LastUsedAt time.Time // kept to about a minute
 }
 
-// Keys are API keys.
+// Keys are API keys, listed oldest first.
 type Keys interface {
+	// CreateKey is sandbox.ErrAlreadyExists where the id or the hash is taken.
 	CreateKey(ctx context.Context, k Key) error
 	KeyByHash(ctx context.Context, hash []byte) (Key, error)
 	ListKeys(ctx context.Context) ([]Key, error)
