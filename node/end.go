@@ -1,0 +1,179 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Kill ends a sandbox and returns when nothing is left of it. The first cause
+// wins: killing what is ending waits for that, killing what has ended does
+// nothing until the end is acknowledged. Its end is in Ends afterwards, like
+// any other. sandbox.ErrNotFound if the node does not have it.
+func (n *Node) Kill(ctx context.Context, id string, end sandbox.End) error {
+	if err := n.call(); err != nil {
+		return err
+	}
+	defer n.calls.Done()
+	b, err := n.find(ctx, id)
+	if err != nil {
+		if sandbox.ClassOf(err) == sandbox.Ended {
+			return nil
+		}
+		return err
+	}
+	n.mu.Lock()
+	n.endLocked(b, end, false)
+	n.mu.Unlock()
+	select {
+	case <-b.gone:
+		return nil
+	case <-b.stuck:
+		return &sandbox.Error{Class: sandbox.Unavailable, Op: "node.kill", Msg: "the sandbox has ended but its kernel resists removal",
+			Hint: "removal goes on; the node's log has the reason"}
+	case <-ctx.Done():
+		return contextError("node.kill", ctx)
+	}
+}
+
+// evictAll ends every sandbox and waits until they are gone.
+func (n *Node) evictAll(ctx context.Context) error {
+	n.mu.Lock()
+	boxes := make([]*box, 0, len(n.live))
+	for _, b := range n.live {
+		boxes = append(boxes, b)
+	}
+	n.mu.Unlock()
+	for _, b := range boxes {
+		select {
+		case <-b.ready:
+		case <-ctx.Done():
+			return contextError("node.shutdown", ctx)
+		}
+		n.mu.Lock()
+		n.endLocked(b, sandbox.End{Cause: sandbox.Evicted, Detail: "the node was shut down"}, true)
+		n.mu.Unlock()
+	}
+	for _, b := range boxes {
+		select {
+		case <-b.gone:
+		case <-ctx.Done():
+			return contextError("node.shutdown", ctx)
+		}
+	}
+	return nil
+}
+
+// endLocked begins the end of a running sandbox. Later calls change nothing.
+// own says that nobody outside asked for it, so they must be told.
+func (n *Node) endLocked(b *box, end sandbox.End, own bool) {
+	if b.end != nil || n.live[b.id] != b {
+		return
+	}
+	if end.At.IsZero() {
+		end.At = time.Now()
+	}
+	if n.goLocked(func() { n.teardown(b, end, own) }) {
+		b.end = &end
+		b.sb.State = sandbox.Ending
+		b.cancel(endedError(b.id, end))
+	}
+}
+
+// teardown records the end, then makes it true: in the other order a crash in
+// between would lose the cause. A journal that cannot be written does not keep
+// a sandbox alive.
+func (n *Node) teardown(b *box, end sandbox.End, own bool) {
+	if err := n.journal.appendFact(record{Kind: recEnded, ID: b.id, End: &end}); err != nil {
+		n.log.Error("an end is not yet in the journal", "sandbox", b.id, "end", end, "err", err)
+	}
+	b.op <- struct{}{} // never given back: there is no kernel after this
+	if n.destroy(b.kernel) != nil {
+		close(b.stuck)
+		if !n.destroyUntilGone(b.kernel, 1) {
+			return // closing; the next Open sweeps it
+		}
+	}
+	n.timers.remove(b.id)
+	n.mu.Lock()
+	delete(n.live, b.id)
+	n.ledger.Release(b.resources)
+	n.ends[b.id] = end
+	n.mu.Unlock()
+	close(b.gone)
+	n.log.Info("sandbox ended", "sandbox", b.id, "end", end)
+	if own {
+		n.notices.push(b.id)
+	}
+}
+
+// watch ends a sandbox whose kernel stops serving.
+func (n *Node) watch(b *box) {
+	select {
+	case <-b.kernel.Done():
+	case <-b.ctx.Done():
+		return
+	case <-n.ctx.Done():
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.endLocked(b, endOf(b.kernel.Exit()), true)
+}
+
+// endOf is the end of a sandbox whose kernel exited by itself.
+func endOf(x runtime.Exit) sandbox.End {
+	end := sandbox.End{Cause: x.Cause, Detail: x.Detail, At: x.At}
+	switch x.Cause {
+	case sandbox.OOM, sandbox.InitKilled, sandbox.Infra, sandbox.NoDisk:
+	case "":
+		end.Cause, end.Detail = sandbox.Infra, "the kernel is gone and did not say why"
+	default: // e.g. destroyed behind our back
+		end.Cause, end.Detail = sandbox.Infra, fmt.Sprintf("the kernel is gone: %s %s", x.Cause, x.Detail)
+	}
+	return end
+}
+
+// Live lists the sandboxes here that have not ended.
+func (n *Node) Live(context.Context) ([]sandbox.Sandbox, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := make([]sandbox.Sandbox, 0, len(n.live))
+	for _, b := range n.live {
+		out = append(out, b.sb)
+	}
+	return out, nil
+}
+
+// Ends lists the ends that nobody has acknowledged yet.
+func (n *Node) Ends(context.Context) (map[string]sandbox.End, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return maps.Clone(n.ends), nil
+}
+
+// AckEnd forgets an end that is now recorded elsewhere. Forgetting what is
+// not there succeeds.
+func (n *Node) AckEnd(_ context.Context, id string) error {
+	if err := n.call(); err != nil {
+		return err
+	}
+	defer n.calls.Done()
+	n.mu.Lock()
+	_, ok := n.ends[id]
+	delete(n.ends, id)
+	n.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	return n.journal.appendFact(record{Kind: recForgot, ID: id})
+}
+
+func endedError(id string, end sandbox.End) *sandbox.Error {
+	return &sandbox.Error{Class: sandbox.Ended, Op: "node", Msg: fmt.Sprintf("sandbox %s has ended: %s", id, end),
+		Hint: "create another sandbox"}
+}

@@ -1,0 +1,146 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const (
+	adoptParallel = 16
+	adoptTimeout  = 30 * time.Second
+	adoptTries    = 3
+)
+
+// recover makes the node's memory and the machine agree with the journal: it
+// adopts what lives, records the end of what does not, and sweeps the rest,
+// warm kernels of the last process included. It runs before anything else
+// does.
+func (n *Node) recover(ctx context.Context, was *state) error {
+	rebooted := was.boot != "" && was.boot != n.cfg.bootID
+	var todo []*entry
+	for id, e := range was.entries {
+		if e.End != nil {
+			n.ends[id] = *e.End
+			continue
+		}
+		todo = append(todo, e)
+	}
+	if err := n.journal.appendFact(record{Kind: recOpened, Boot: n.cfg.bootID}); err != nil {
+		n.log.Warn("the start is not yet in the journal", "err", err)
+	}
+
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, adoptParallel)
+	for _, e := range todo {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			n.takeBack(ctx, e, rebooted)
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil { // no sweep on what was not looked at
+		return contextError("node.open", ctx)
+	}
+	removed, err := n.cfg.Driver.Sweep(ctx, n.kernels.snapshot())
+	if err != nil {
+		return sandbox.Errorf(sandbox.Unavailable, "node.open", "remove leftovers: %w", err).
+			WithHint("the node does not start beside kernels it does not know; run cove doctor")
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.log.Info("recovered", "adopted", len(n.live), "gone", len(todo)-len(n.live), "swept", len(removed), "machine_restarted", rebooted)
+	return nil
+}
+
+// takeBack adopts one sandbox or records what became of it. A context that
+// ends in between leaves it as it is.
+func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
+	id := e.Sandbox.ID
+	k, err := n.adopt(ctx, e.Kernel)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil && sandbox.ClassOf(err) == sandbox.NotFound:
+		end := sandbox.End{Cause: sandbox.NodeLost, Detail: "its kernel died while no node was running"}
+		if rebooted {
+			end.Detail = "the machine restarted"
+		}
+		n.lost(id, end)
+		return
+	case err != nil:
+		n.lost(id, sandbox.End{Cause: sandbox.Infra, Detail: "could not be taken back after a restart of the node: " + err.Error()})
+		return
+	case isDone(k):
+		n.lost(id, endOf(k.Exit()))
+		return
+	}
+
+	in, err := n.cfg.inspect(ctx, k)
+	path, pathErr := n.cfg.Images.Path(e.Sandbox.ImageID)
+	b := newBox(e.Sandbox, e.Image, path)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil: // busy or sick; what is wrong with it will show
+		n.log.Warn("adopted a sandbox whose guest does not answer", "sandbox", id, "err", err)
+	case !in.attached && e.Sandbox.Episode <= 1: // its create never returned
+		if err := n.journal.appendFact(record{Kind: recForgot, ID: id}); err != nil {
+			n.log.Warn("an undone create is not yet out of the journal", "sandbox", id, "err", err)
+		}
+		return
+	case !in.attached:
+		if pathErr == nil {
+			rctx, cancel := context.WithTimeout(ctx, resetTimeout)
+			defer cancel()
+			pathErr = k.Reset(rctx, b.container)
+		}
+		if pathErr != nil {
+			n.lost(id, sandbox.End{Cause: sandbox.Infra, Detail: fmt.Sprintf("a reset was cut off by a restart of the node and could not be finished: %v", pathErr)})
+			return
+		}
+	}
+	n.kernels.add(k.ID())
+	n.mu.Lock()
+	n.ledger.Hold(b.resources)
+	n.live[id] = b
+	n.mu.Unlock()
+	n.run(b, k)
+}
+
+// adopt asks the driver for a kernel, more than once if it fails for another
+// reason than that the kernel is gone: a sandbox is not given up for a hiccup.
+func (n *Node) adopt(ctx context.Context, h runtime.Handle) (k runtime.Kernel, err error) {
+	for try := 1; ; try++ {
+		actx, cancel := context.WithTimeout(ctx, adoptTimeout)
+		k, err = n.cfg.Driver.Adopt(actx, h)
+		cancel()
+		if err == nil || sandbox.ClassOf(err) == sandbox.NotFound || try == adoptTries {
+			return k, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, contextError("node.open", ctx)
+		case <-time.After(backoff(try)):
+		}
+	}
+}
+
+// lost records the end of a sandbox that did not survive.
+func (n *Node) lost(id string, end sandbox.End) {
+	if end.At.IsZero() {
+		end.At = time.Now()
+	}
+	if err := n.journal.appendFact(record{Kind: recEnded, ID: id, End: &end}); err != nil {
+		n.log.Error("an end is not yet in the journal", "sandbox", id, "end", end, "err", err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ends[id] = end
+	n.log.Warn("sandbox lost", "sandbox", id, "end", end)
+}

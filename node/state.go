@@ -1,0 +1,96 @@
+package node
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// record is one fact of the journal. Fields are only ever added; a change of
+// meaning needs a new journalVersion.
+type record struct {
+	Kind    recordKind   `json:"k"`
+	ID      string       `json:"id,omitempty"`
+	Boot    string       `json:"boot,omitempty"`    // opened: the machine's boot id
+	Entry   *entry       `json:"entry,omitempty"`   // created
+	Episode int64        `json:"episode,omitempty"` // reset
+	Expires time.Time    `json:"expires,omitzero"`  // expiry; zero = never
+	End     *sandbox.End `json:"end,omitempty"`     // ended
+}
+
+type recordKind string
+
+const (
+	recOpened  recordKind = "opened"  // a node started here
+	recCreated recordKind = "created" // a sandbox was given a kernel; again if it got another
+	recReset   recordKind = "reset"
+	recExpiry  recordKind = "expiry"
+	recEnded   recordKind = "ended"
+	recForgot  recordKind = "forgot" // its end was acknowledged, or it was never handed out
+)
+
+// entry is what must survive a restart to go on with a sandbox.
+type entry struct {
+	Sandbox sandbox.Sandbox     `json:"sandbox"`
+	Image   sandbox.ImageConfig `json:"image"`
+	Kernel  runtime.Handle      `json:"kernel"`
+	End     *sandbox.End        `json:"end,omitempty"` // ended and not yet acknowledged
+}
+
+// state is the fold of a history of records: what the journal is for. An
+// entry in it is never changed, only replaced.
+type state struct {
+	boot    string
+	entries map[string]*entry
+}
+
+func newState() *state { return &state{entries: map[string]*entry{}} }
+
+func (s *state) clone() *state { return &state{boot: s.boot, entries: maps.Clone(s.entries)} }
+
+// apply adds one fact. A fact about a sandbox that is not there is ignored:
+// its create was undone or its end acknowledged in between.
+func (s *state) apply(r record) {
+	switch r.Kind {
+	case recOpened:
+		s.boot = r.Boot
+		return
+	case recCreated:
+		if r.Entry != nil {
+			s.entries[r.ID] = r.Entry
+		}
+		return
+	case recForgot:
+		delete(s.entries, r.ID)
+		return
+	}
+	old := s.entries[r.ID]
+	if old == nil || old.End != nil {
+		return
+	}
+	e := *old
+	switch r.Kind {
+	case recReset:
+		e.Sandbox.Episode = r.Episode
+	case recExpiry:
+		e.Sandbox.ExpiresAt = r.Expires
+	case recEnded:
+		e.End = r.End
+	}
+	s.entries[r.ID] = &e
+}
+
+// records is the shortest history that folds to s.
+func (s *state) records() []record {
+	recs := make([]record, 0, len(s.entries)+1)
+	if s.boot != "" {
+		recs = append(recs, record{Kind: recOpened, Boot: s.boot})
+	}
+	for _, id := range slices.Sorted(maps.Keys(s.entries)) {
+		recs = append(recs, record{Kind: recCreated, ID: id, Entry: s.entries[id]})
+	}
+	return recs
+}
