@@ -1,0 +1,94 @@
+package cli
+
+import (
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+)
+
+// specFlags are what a sandbox can be asked for; create and run share them.
+type specFlags struct {
+	image       string
+	cpu         float64
+	memory      size
+	memoryLimit size
+	disk        size
+	pids        int64
+	timeout     duration
+	idle        duration
+	env         keyValues
+	labels      keyValues
+	idem        string
+}
+
+func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
+	f.env.bare = func(k string) (string, bool) { v := a.Getenv(k); return v, v != "" }
+	fs := cmd.Flags()
+	fs.Float64Var(&f.cpu, "cpu", 0, "cores, e.g. 0.5 (server default 1)")
+	fs.Var(&f.memory, "memory", "memory reserved, e.g. 512MiB (server default 512MiB)")
+	fs.Var(&f.memoryLimit, "memory-limit", "memory at which the sandbox ends with oom (default: --memory)")
+	fs.Var(&f.disk, "disk", "size of the writable layer (server default 10GiB)")
+	fs.Int64Var(&f.pids, "pids", 0, "processes and threads inside (server default 4096)")
+	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h (default: never)")
+	fs.Var(&f.idle, "idle-timeout", "end it after this long with no call and no process (default: never)")
+	fs.VarP(&f.env, "env", "e", "variable for every process; KEY alone takes the local value (repeatable)")
+	fs.VarP(&f.labels, "label", "l", "label to find it by (repeatable)")
+	fs.StringVar(&f.idem, "idempotency-key", "", "the same key returns the same sandbox, however often it is sent")
+}
+
+func (f *specFlags) request() *covev1.CreateSandboxRequest {
+	return &covev1.CreateSandboxRequest{
+		IdempotencyKey: f.idem,
+		Spec: &covev1.SandboxSpec{
+			Image: f.image,
+			Resources: &covev1.Resources{
+				Cpu: f.cpu, Memory: int64(f.memory), MemoryLimit: int64(f.memoryLimit), Disk: int64(f.disk), Pids: f.pids,
+			},
+			Env: f.env.m, Labels: f.labels.m, Timeout: f.timeout.proto(), IdleTimeout: f.idle.proto(),
+		},
+	}
+}
+
+func (a *app) createCmd() *cobra.Command {
+	var f specFlags
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "create [IMAGE]",
+		Short: "Create a sandbox and print its id",
+		Example: `  id=$(cove create --memory 1GiB --timeout 1h --label run=7)
+  cove create python:3.12 --json`,
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: a.imageNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				if f.image != "" && f.image != args[0] {
+					return usagef("", "two images: %s and --image %s", args[0], f.image)
+				}
+				f.image = args[0]
+			}
+			api, err := a.client()
+			if err != nil {
+				return err
+			}
+			resp, err := api.Sandboxes.Create(cmd.Context(), connect.NewRequest(f.request()))
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				j := toSandboxJSON(resp.Msg.GetSandbox())
+				j.Existed, j.NodeTimeS = resp.Msg.GetExisted(), resp.Msg.GetNodeTime().AsDuration().Seconds()
+				return a.printJSON(j)
+			}
+			_, err = fmt.Fprintln(a.Stdout, resp.Msg.GetSandbox().GetId())
+			return err
+		},
+	}
+	a.addSpecFlags(cmd, &f)
+	cmd.Flags().StringVar(&f.image, "image", "", "image name or reference (default base)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandbox as JSON")
+	_ = cmd.RegisterFlagCompletionFunc("image", a.imageNames)
+	return cmd
+}

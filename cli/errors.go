@@ -1,0 +1,135 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Exit codes. ExitCove is docker's: the tool failed, not the command it ran.
+const (
+	exitFailed  = 1
+	exitUsage   = 2
+	exitTimeout = 124 // the command's own --timeout passed, as timeout(1) says it
+	exitCove    = 125
+)
+
+// usageError is a wrong command line.
+type usageError struct {
+	msg, hint string
+}
+
+func (e *usageError) Error() string { return e.msg }
+
+// usage wraps a complaint about the command line with how it is meant.
+func usage(cmd *cobra.Command, err error) error {
+	return &usageError{msg: err.Error(), hint: fmt.Sprintf("usage: %s (see '%s --help')", cmd.UseLine(), cmd.CommandPath())}
+}
+
+func usagef(hint, format string, args ...any) error {
+	return &usageError{msg: fmt.Sprintf(format, args...), hint: hint}
+}
+
+// report prints err and turns it into the exit code.
+func (a *app) report(cmd *cobra.Command, err error) int {
+	if err == nil {
+		return 0
+	}
+	var exit *ExitError
+	if errors.As(err, &exit) && exit.Err == nil {
+		return exit.Code
+	}
+	msg, hint := a.explain(err)
+	fmt.Fprintln(a.Stderr, "cove: "+escape(msg))
+	if hint != "" {
+		fmt.Fprintln(a.Stderr, "hint: "+hint)
+	}
+	var wrong *usageError
+	switch {
+	case exit != nil:
+		return exit.Code
+	case cmd != nil && cmd.Annotations[ownCode] != "":
+		return exitCove
+	case errors.As(err, &wrong) || strings.HasPrefix(err.Error(), "unknown command"):
+		return exitUsage
+	case sandbox.ClassOf(err) == sandbox.Canceled || errors.Is(err, context.Canceled):
+		return 128 + int(syscall.SIGINT)
+	}
+	return exitFailed
+}
+
+// explain says what went wrong and what to do about it.
+func (a *app) explain(err error) (msg, hint string) {
+	var wrong *usageError
+	if errors.As(err, &wrong) {
+		return wrong.msg, wrong.hint
+	}
+	var e *sandbox.Error
+	if !errors.As(err, &e) {
+		// Cobra puts "Did you mean this?" into the text of an unknown command.
+		text := strings.TrimSpace(err.Error())
+		if head, rest, ok := strings.Cut(text, "\n\nDid you mean this?\n"); ok {
+			return head, "did you mean " + strings.Join(strings.Fields(rest), " or ") + "?"
+		}
+		if strings.HasPrefix(text, "unknown command") {
+			return text, "'cove --help' lists the commands"
+		}
+		return text, ""
+	}
+	switch {
+	case e.Class == sandbox.Unavailable && a.api != nil && a.nobodyListens():
+		return "no Cove server at " + a.api.URL(), "start one with 'make start' or 'cove serve', or set COVE_URL"
+	case e.Class == sandbox.Unauthenticated:
+		c, _ := a.config()
+		hint = "set COVE_KEY, or run as a user who can read " + c.keyPath + "; 'cove key create' makes more keys"
+		if c.key == "" {
+			return "no API key: COVE_KEY is not set and " + c.keyPath + " cannot be read", hint
+		}
+		return "the server at " + c.url + " does not know this API key (from " + c.keyFrom + ")", hint
+	case e.Class == sandbox.Canceled:
+		return "interrupted", ""
+	}
+	hint = e.Hint
+	if hint == "" && e.RetryAfter > 0 {
+		hint = "try again in " + formatDuration(e.RetryAfter.Round(time.Second))
+	}
+	if e.Op != "" && e.Class != sandbox.Internal {
+		// The operation is what the user typed; only a defect needs it named.
+		c := *e
+		c.Op = ""
+		return c.Error(), hint
+	}
+	return e.Error(), hint
+}
+
+// nobodyListens asks once more, at the level below: the API's error says only
+// that the call could not be made, not why.
+func (a *app) nobodyListens() bool {
+	u, err := url.Parse(a.api.URL())
+	if err != nil {
+		return false
+	}
+	host := u.Host
+	if u.Port() == "" {
+		host = net.JoinHostPort(u.Hostname(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
+	}
+	c, err := net.DialTimeout("tcp", host, 2*time.Second)
+	if err == nil {
+		c.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// warnf tells the user something on stderr that is not an error.
+func (a *app) warnf(format string, args ...any) {
+	fmt.Fprintln(a.Stderr, "cove: "+escape(fmt.Sprintf(format, args...)))
+}

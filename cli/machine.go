@@ -1,0 +1,299 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/cli/doctor"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// addServeFlags are the flags of what works on a server's own machine.
+func (a *app) addServeFlags(cmd *cobra.Command, c *ServeConfig) {
+	fs := cmd.Flags()
+	fs.StringVar(&c.Data, "data", a.dataDir(), "state directory ($COVE_DATA)")
+	fs.StringVar(&c.RunscPath, "runsc", a.Getenv("COVE_RUNSC"), "runsc binary ($COVE_RUNSC; default: beside cove, then $PATH)")
+	fs.StringVar(&c.GuestPath, "guest", a.Getenv("COVE_GUEST"), "cove-guest binary ($COVE_GUEST; default: beside cove)")
+	fs.StringVar(&c.Runtime, "runtime", "gvisor", "gvisor, or fake: the API without isolation, for trying it out")
+	_ = fs.MarkHidden("runtime")
+	_ = cmd.MarkFlagDirname("data")
+}
+
+func (a *app) serveCmd() *cobra.Command {
+	var c ServeConfig
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the server on this machine",
+		Long: `Run the server on this machine. The first start makes an API key and writes it
+to DATA/key, readable by you alone.
+
+SIGTERM and Ctrl-C let calls under way finish, then end the server; sandboxes
+live on and the next start finds them. A second signal ends it at once.`,
+		Annotations: map[string]string{ownSignals: "1"},
+		Args:        cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if a.Serve == nil {
+				return a.notBuiltIn("serve")
+			}
+			return a.Serve(cmd.Context(), c)
+		},
+	}
+	a.addServeFlags(cmd, &c)
+	fs := cmd.Flags()
+	fs.StringVar(&c.Listen, "listen", defaultListen, "address to listen on")
+	fs.StringVar(&c.Node, "node", "", "name of this node (default: the host's)")
+	fs.BoolVar(&c.NoBase, "no-base", false, "do not make the base image when it is missing")
+	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
+	fs.BoolVar(&c.LogJSON, "log-json", false, "log as JSON")
+	return cmd
+}
+
+// reapCmd leaves the machine as it was before the first start; "make stop"
+// calls it.
+func (a *app) reapCmd() *cobra.Command {
+	var c ServeConfig
+	cmd := &cobra.Command{
+		Use: "reap", Hidden: true, Short: "Remove every kernel of a server that is not running",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if a.Reap == nil {
+				return a.notBuiltIn("reap")
+			}
+			removed, err := a.Reap(cmd.Context(), c)
+			if len(removed) > 0 {
+				fmt.Fprintf(a.Stderr, "removed %d kernels\n", len(removed))
+			}
+			return err
+		},
+	}
+	a.addServeFlags(cmd, &c)
+	return cmd
+}
+
+func (a *app) doctorCmd() *cobra.Command {
+	var c ServeConfig
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check that this machine can run a server, and say how to fix what is missing",
+		Args:  cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			conf, err := a.config()
+			if err != nil {
+				return err
+			}
+			p := a.Probes
+			p.Server = func(ctx context.Context) error {
+				if _, err := a.client(); err != nil {
+					return err
+				}
+				_, err := a.api.System.Info(ctx, connect.NewRequest(&covev1.InfoRequest{}))
+				if sandbox.ClassOf(err) == sandbox.Unavailable && a.nobodyListens() {
+					return doctor.ErrNoServer
+				}
+				return err
+			}
+			results := doctor.Run(cmd.Context(), p, doctor.Config{Data: c.Data, Runsc: c.RunscPath, Guest: c.GuestPath, URL: conf.url})
+			bad := 0
+			for _, r := range results {
+				if r.Status == doctor.Fail {
+					bad++
+				}
+			}
+			if asJSON {
+				if err := a.printJSON(results); err != nil {
+					return err
+				}
+			} else {
+				a.printDoctor(results)
+			}
+			if bad > 0 {
+				return &ExitError{Code: exitFailed}
+			}
+			return nil
+		},
+	}
+	a.addServeFlags(cmd, &c)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
+	return cmd
+}
+
+func (a *app) printDoctor(results []doctor.Result) {
+	t := &table{}
+	for _, r := range results {
+		t.row(strings.ToUpper(string(r.Status)), r.Name, r.Detail)
+	}
+	_ = t.print(a.Stdout)
+	first := true
+	for _, r := range results {
+		if r.Status == doctor.OK || r.Fix == "" {
+			continue
+		}
+		if first {
+			fmt.Fprintln(a.Stdout)
+			first = false
+		}
+		fmt.Fprintf(a.Stdout, "%s: %s\n", r.Name, r.Fix)
+	}
+}
+
+func (a *app) envCmd() *cobra.Command {
+	var data string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "env",
+		Short:   "Print shell exports of COVE_URL and COVE_KEY for the local server",
+		Example: `  eval "$(cove env)"`,
+		Args:    cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			getenv := a.Getenv
+			a.Getenv = func(k string) string {
+				switch k {
+				case "COVE_DATA":
+					return data
+				case "COVE_URL", "COVE_KEY":
+					return "" // the local server's own, not what is exported already
+				}
+				return getenv(k)
+			}
+			c, err := a.config()
+			if err != nil {
+				return err
+			}
+			if c.key == "" {
+				return usagef("start the server with 'make start' or 'cove serve', or run this as the user who did", "cannot read %s", filepath.Join(data, "key"))
+			}
+			if asJSON {
+				return a.printJSON(map[string]string{"COVE_URL": c.url, "COVE_KEY": c.key})
+			}
+			_, err = fmt.Fprintf(a.Stdout, "export COVE_URL=%s\nexport COVE_KEY=%s\n", shellQuote(c.url), shellQuote(c.key))
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&data, "data", a.dataDir(), "state directory of the server ($COVE_DATA)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func shellQuote(s string) string {
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+type versionJSON struct {
+	Version  string `json:"version"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+func (a *app) versionCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "version", Short: "Print the version of this binary", Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if asJSON {
+				return a.printJSON(versionJSON{a.Version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH})
+			}
+			_, err := fmt.Fprintln(a.Stdout, "cove "+a.Version)
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func (a *app) infoCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "info", Short: "Show the server's version, capacity and warm kernels", Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			api, err := a.client()
+			if err != nil {
+				return err
+			}
+			resp, err := api.System.Info(cmd.Context(), connect.NewRequest(&covev1.InfoRequest{}))
+			if err != nil {
+				return err
+			}
+			i := resp.Msg
+			if asJSON {
+				return a.printJSON(infoJSON{URL: api.URL(), Version: i.GetVersion(), Runtime: i.GetRuntime(), Total: toCapacityJSON(i.GetTotal()),
+					Used: toCapacityJSON(i.GetUsed()), WarmKernels: i.GetWarmKernels(), WarmTarget: i.GetWarmTarget()})
+			}
+			t := &table{}
+			t.row("server", api.URL()+", "+i.GetVersion()+", "+i.GetRuntime())
+			t.row("sandboxes", fmt.Sprintf("%d of %d", i.GetUsed().GetSandboxes(), i.GetTotal().GetSandboxes()))
+			t.row("cpu", fmt.Sprintf("%g of %g cores", i.GetUsed().GetCpu(), i.GetTotal().GetCpu()))
+			t.row("memory", formatSize(i.GetUsed().GetMemory())+" of "+formatSize(i.GetTotal().GetMemory()))
+			t.row("disk", formatSize(i.GetUsed().GetDisk())+" of "+formatSize(i.GetTotal().GetDisk()))
+			t.row("warm kernels", fmt.Sprintf("%d of %d", i.GetWarmKernels(), i.GetWarmTarget()))
+			return t.print(a.Stdout)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// healthCmd waits for a server: what scripts need between starting it and
+// using it.
+func (a *app) healthCmd() *cobra.Command {
+	var wait duration
+	cmd := &cobra.Command{
+		Use: "health", Hidden: true, Short: "Ask the server whether it is healthy", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.config()
+			if err != nil {
+				return err
+			}
+			until := time.Now().Add(time.Duration(wait))
+			for {
+				err = healthy(cmd.Context(), c.url)
+				if err == nil || time.Now().After(until) {
+					break
+				}
+				select {
+				case <-time.After(100 * time.Millisecond):
+				case <-cmd.Context().Done():
+					return cmd.Context().Err()
+				}
+			}
+			if err != nil {
+				return fmt.Errorf("no healthy server at %s: %w", c.url, err)
+			}
+			_, err = fmt.Fprintln(a.Stdout, "ok")
+			return err
+		},
+	}
+	cmd.Flags().Var(&wait, "wait", "keep asking for this long")
+	return cmd
+}
+
+func healthy(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/healthz", nil)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 256))
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(strings.TrimSpace(string(b)))
+	}
+	return nil
+}

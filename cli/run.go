@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const (
+	// runGrace is how long the command may go on after Ctrl-C: docker's stop.
+	runGrace = 10 * time.Second
+	// runIdle ends a sandbox of run whose caller vanished without a word.
+	runIdle = 5 * time.Minute
+	// runSlack keeps the sandbox until its command's timeout has been reported.
+	runSlack = time.Minute
+	// removeWithin bounds the removal at the end, which must also happen when
+	// the caller's context is over.
+	removeWithin = 20 * time.Second
+)
+
+func (a *app) runCmd() *cobra.Command {
+	var f specFlags
+	var pf processFlags
+	var keep bool
+	cmd := &cobra.Command{
+		Use:   "run [flags] [IMAGE] -- COMMAND [ARG...]",
+		Short: "Create a sandbox, run a command in it, remove it",
+		Long: `Create a sandbox, run a command in it, and remove it. Ends with the command's
+exit code, 124 when --timeout passed, 128+n when signal n ended it, 125 when
+Cove itself failed. Without a command the image's own entrypoint is run.
+
+Ctrl-C is passed on; after 10 s, or a second one, the command is killed. The
+sandbox is removed in every case but --keep.`,
+		Example: `  cove run -- python3 -c 'print(6*7)'
+  cove run -it python:3.12 -- bash
+  echo hello | cove run -i -- tr a-z A-Z`,
+		Annotations:       map[string]string{ownSignals: "1", ownCode: "1"},
+		ValidArgsFunction: a.imageNames,
+		Args:              cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			command := args
+			if cmd.ArgsLenAtDash() != 0 && len(args) > 0 { // not "cove run -- ls"
+				f.image = args[0]
+				var err error
+				if command, err = commandOf(cmd, args[1:]); err != nil {
+					return err
+				}
+			}
+			return a.run(cmd.Context(), f, pf, command, keep)
+		},
+	}
+	a.addSpecFlags(cmd, &f)
+	addProcessFlags(cmd, &pf)
+	fs := cmd.Flags()
+	fs.SetInterspersed(false)
+	fs.BoolVar(&keep, "keep", false, "keep the sandbox afterwards")
+	fs.Lookup("timeout").Usage = "kill the command after this long (default: never)"
+	return cmd
+}
+
+func (a *app) run(ctx context.Context, f specFlags, pf processFlags, command []string, keep bool) (err error) {
+	api, err := a.client()
+	if err != nil {
+		return err
+	}
+	if len(command) == 0 {
+		if command, err = a.entrypoint(ctx, f.image); err != nil {
+			return err
+		}
+	}
+	timeout := f.timeout
+	if timeout > 0 {
+		f.timeout += duration(runSlack)
+	}
+	if f.idle == 0 && !keep {
+		f.idle = duration(runIdle)
+	}
+	resp, err := api.Sandboxes.Create(ctx, connect.NewRequest(f.request()))
+	if err != nil {
+		return err
+	}
+	id := resp.Msg.GetSandbox().GetId()
+	defer func() {
+		if keep {
+			a.warnf("sandbox %s is kept; 'cove rm %s' removes it", id, id)
+			return
+		}
+		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
+		defer cancel()
+		_, kerr := api.Sandboxes.Kill(rctx, connect.NewRequest(&covev1.KillRequest{Id: id}))
+		if kerr != nil && !errors.Is(kerr, sandbox.ErrNotFound) {
+			a.warnf("sandbox %s could not be removed: %v", id, kerr)
+			if err == nil {
+				err = &ExitError{Code: exitCove}
+			}
+		}
+	}()
+	s := &session{app: a, flags: pf, grace: runGrace}
+	return s.run(ctx, id, &covev1.ProcessSpec{Args: command, Timeout: timeout.proto()})
+}
+
+// entrypoint is what the image runs when nothing else is asked for.
+func (a *app) entrypoint(ctx context.Context, image string) ([]string, error) {
+	if image == "" {
+		image = "base"
+	}
+	resp, err := a.api.Images.Get(ctx, connect.NewRequest(&covev1.GetImageRequest{Name: image}))
+	if err != nil && !errors.Is(err, sandbox.ErrImageNotFound) {
+		return nil, err
+	}
+	var img *covev1.Image
+	if err == nil {
+		img = resp.Msg.GetImage()
+	}
+	command := append(append([]string{}, img.GetEntrypoint()...), img.GetCmd()...)
+	if len(command) == 0 {
+		what := fmt.Sprintf("image %s names no command of its own", image)
+		if err != nil {
+			what = fmt.Sprintf("no command, and no image %s here that names one", image)
+		}
+		return nil, usagef("cove run "+image+" -- COMMAND", "%s", what)
+	}
+	return command, nil
+}

@@ -1,0 +1,5 @@
+package main
+
+import "github.com/cove-sandbox/cove/cli"
+
+func wireServer(*cli.Deps) {}
