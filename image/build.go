@@ -1,0 +1,180 @@
+package image
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"os"
+	"runtime"
+
+	"github.com/cove-sandbox/cove/image/erofs"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// build is one image in the making: its tree and the workspace its contents
+// are spooled in.
+type build struct {
+	*flattener
+	lib      *Library
+	ctx      context.Context
+	ws       *workspace
+	progress *reporter
+}
+
+// build runs make in a fresh workspace and commits what it describes. Whatever
+// happens, the workspace is gone afterwards.
+func (l *Library) build(ctx context.Context, op string, progress func(sandbox.Progress),
+	make func(b *build) (sidecar, error)) (_ sandbox.Image, err error) {
+	ctx, done, err := l.begin(ctx)
+	if err != nil {
+		return sandbox.Image{}, sandbox.WithOp(op, err)
+	}
+	defer done()
+	ws, err := l.newWorkspace(ctx)
+	if err != nil {
+		return sandbox.Image{}, asError(ctx, op, err)
+	}
+	defer func() {
+		if cerr := ws.close(); cerr != nil {
+			l.log.Warn("workspace not removed; the next start will", "dir", ws.dir, "err", cerr)
+		}
+	}()
+	b := &build{lib: l, ctx: ctx, ws: ws, progress: newReporter(progress), flattener: newFlattener(l.limits, ws)}
+	defer b.flattener.close()
+	side, err := make(b)
+	if err == nil {
+		side, err = b.commit(side)
+	}
+	if err != nil {
+		return sandbox.Image{}, asError(ctx, op, err)
+	}
+	b.progress.step("done", side.Image.Size, side.Image.Size)
+	return side.Image, nil
+}
+
+// commit completes the tree, writes it and moves it into place: temporary
+// file, fsync, rename, fsync of the directory. The sidecar goes first, so an
+// image that can be seen always has one.
+func (b *build) commit(side sidecar) (sidecar, error) {
+	if err := b.complete(); err != nil {
+		return side, err
+	}
+	if side.Image.Platform == "" {
+		side.Image.Platform = "linux/" + runtime.GOARCH
+	}
+	side.Notes = b.notes
+	uuid, err := configUUID(side)
+	if err != nil {
+		return side, err
+	}
+	b.progress.step("erofs", 0, b.contentBytes())
+	tmp := b.ws.path("image.erofs")
+	digest, size, err := b.writeImage(tmp, uuid)
+	if err != nil {
+		return side, err
+	}
+	// A few ms for 10,000 files; without it a defect here would only be seen
+	// by a sandbox.
+	if err := erofs.Check(tmp); err != nil {
+		return side, err
+	}
+	side.Image.ID = "sha256:" + digest
+	side.Image.Size = size
+	side.Image.CreatedAt = b.lib.opts.Now().UTC()
+	old, oldErr := b.lib.sidecar(side.Image.ID)
+	if oldErr == nil && side.Recipe == "" {
+		side.Recipe = old.Recipe // the content is still what that recipe made
+	}
+	data, err := json.MarshalIndent(side, "", "  ")
+	if err != nil {
+		return side, err
+	}
+	sideTmp := b.ws.path("image.json")
+	if err := writeSynced(sideTmp, data); err != nil {
+		return side, err
+	}
+	unlock, err := b.lib.lockNames(b.ctx)
+	if err != nil {
+		return side, err
+	}
+	defer unlock()
+	if err := os.Rename(sideTmp, b.lib.sidecarPath(digest)); err != nil {
+		return side, err
+	}
+	if info, err := os.Stat(b.lib.blobPath(digest)); err == nil && info.Size() == size {
+		// Already here. Keep the file whose pages running sandboxes share.
+		return side, syncDir(b.lib.blobDir())
+	}
+	if err := os.Rename(tmp, b.lib.blobPath(digest)); err != nil {
+		return side, err
+	}
+	return side, syncDir(b.lib.blobDir())
+}
+
+// configUUID makes the config part of the content: the same files with another
+// environment are another image. Its bits are a digest's, marked as version 8
+// (made by the application) so that tools print a valid UUID.
+func configUUID(side sidecar) (u [16]byte, err error) {
+	data, err := json.Marshal(struct {
+		Config   sandbox.ImageConfig
+		Platform string
+		Xattrs   map[string]xattr
+	}{side.Image.Config, side.Image.Platform, side.Notes.XattrList})
+	sum := sha256.Sum256(data)
+	copy(u[:], sum[:])
+	u[6] = u[6]&0x0f | 0x80
+	u[8] = u[8]&0x3f | 0x80
+	return u, err
+}
+
+func (b *build) writeImage(path string, uuid [16]byte) (digest string, size int64, err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return "", 0, err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	w := bufio.NewWriterSize(&progressWriter{b.ctx, io.MultiWriter(f, sum), b.progress}, 1<<20)
+	if size, err = erofs.Write(w, b.root, uuid); err != nil {
+		return "", 0, err
+	}
+	if err := w.Flush(); err != nil {
+		return "", 0, err
+	}
+	// Read-only: an image never changes, and the sentry opens it that way.
+	if err := f.Chmod(0o400); err != nil {
+		return "", 0, err
+	}
+	return hex.EncodeToString(sum.Sum(nil)), size, f.Sync()
+}
+
+func writeSynced(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// progressWriter reports what passes and ends with its context.
+type progressWriter struct {
+	ctx      context.Context
+	w        io.Writer
+	progress *reporter
+}
+
+func (p *progressWriter) Write(b []byte) (int, error) {
+	if err := p.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := p.w.Write(b)
+	p.progress.add(int64(n))
+	return n, err
+}

@@ -1,0 +1,113 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"golang.org/x/sys/unix"
+)
+
+func defaultTransport() http.RoundTripper {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.DialContext = (&net.Dialer{Timeout: 15 * time.Second, KeepAlive: 30 * time.Second}).DialContext
+	t.ResponseHeaderTimeout = 60 * time.Second
+	return t
+}
+
+// login does a registry's handshake with the user's Docker credentials. The
+// result adds them to every request to that registry, and to no other host.
+// Loopback registries may speak plain HTTP (go-containerregistry's rule).
+func (l *Library) login(ctx context.Context, repo name.Repository) (http.RoundTripper, error) {
+	auth, err := authn.Resolve(ctx, l.opts.Keychain, repo)
+	if err != nil {
+		return nil, (&sandbox.Error{Class: sandbox.Unauthenticated, Msg: "reading registry credentials", Err: err}).
+			WithHint("check ~/.docker/config.json, or log in again with docker login %s", repo.RegistryStr())
+	}
+	base := transport.NewRetry(l.opts.Transport, transport.WithRetryBackoff(transport.Backoff{
+		Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3}))
+	rt, err := transport.NewWithContext(ctx, repo.Registry, auth, base, []string{repo.Scope(transport.PullScope)})
+	if err != nil {
+		return nil, registryError(repo.Registry, err)
+	}
+	return rt, nil
+}
+
+// noInwardRedirects refuses a redirect from a registry to an address literal
+// on a private network, such as a cloud's metadata service. The same rule as
+// in go-containerregistry, which does not export it.
+func noInwardRedirects(req *http.Request, via []*http.Request) error {
+	if len(via) >= 10 {
+		return errors.New("more than 10 redirects")
+	}
+	to := req.URL.Hostname()
+	if len(via) == 0 || to == via[0].URL.Hostname() {
+		return nil
+	}
+	ip := net.ParseIP(to)
+	if ip != nil && (ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast() || ip.IsPrivate() || ip.IsUnspecified()) {
+		return fmt.Errorf("redirect from %s to private address %s refused", via[0].URL.Hostname(), to)
+	}
+	return nil
+}
+
+// registryError gives a registry's answer its class and a way out.
+func registryError(reg name.Registry, err error) error {
+	var se *sandbox.Error
+	if errors.As(err, &se) {
+		return err
+	}
+	var te *transport.Error
+	if errors.As(err, &te) {
+		switch te.StatusCode {
+		case http.StatusUnauthorized, http.StatusForbidden:
+			// Registries also answer so for repositories that do not exist.
+			return (&sandbox.Error{Class: sandbox.Unauthenticated, Msg: "no access to this image on " + reg.Name(), Err: err}).
+				WithHint("check the name; if it is private, run docker login %s as the user the server runs as", reg.Name())
+		case http.StatusNotFound:
+			return (&sandbox.Error{Class: sandbox.ImageNotFound, Msg: "no such image on " + reg.Name(), Err: err}).
+				WithHint("check the name and the tag")
+		case http.StatusTooManyRequests:
+			e := (&sandbox.Error{Class: sandbox.Unavailable, Msg: reg.Name() + " limits the rate of pulls", Err: err}).
+				WithHint("wait, or log in with docker login %s for a higher limit", reg.Name())
+			e.RetryAfter = time.Minute
+			return e
+		}
+		if te.StatusCode >= 500 {
+			return unavailable(reg, err)
+		}
+		return &sandbox.Error{Class: sandbox.Unavailable, Msg: fmt.Sprintf("%s answered %d", reg.Name(), te.StatusCode), Err: err}
+	}
+	var ue *url.Error
+	var ne net.Error
+	if errors.As(err, &ue) || errors.As(err, &ne) {
+		return unavailable(reg, err)
+	}
+	// Neither the network nor a status: the registry's answer itself was
+	// wrong, such as a manifest that is not what its digest says.
+	return corrupt("%s: %w", reg.Name(), err)
+}
+
+func unavailable(reg name.Registry, err error) error {
+	return (&sandbox.Error{Class: sandbox.Unavailable, Msg: "registry " + reg.Name() + " cannot be used now", Err: err}).
+		WithHint("check that this machine reaches %s; without a registry, images come from tarballs and directories too", reg.Name())
+}
+
+func corrupt(format string, args ...any) error {
+	return sandbox.Errorf(sandbox.Corrupt, "", format, args...).
+		WithHint("the content is not what its digest says; pull again, and suspect the registry or a proxy before it")
+}
+
+func retryable(err error) bool { return errors.Is(err, sandbox.ErrUnavailable) }
+
+// unlock gives a partial file's lock up while the descriptor stays open.
+func unlock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) }
