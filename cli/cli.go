@@ -171,8 +171,8 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Version:       a.Version,
-		// Cobra's distance of 2 suggests "rm" for "ps"; one edit is a typo.
-		SuggestionsMinimumDistance: 1,
+		Args:          knownCommand,
+		RunE:          func(cmd *cobra.Command, args []string) error { return cmd.Help() },
 	}
 	root.SetVersionTemplate("cove {{.Version}}\n")
 	root.SetOut(a.Stdout)
@@ -211,7 +211,7 @@ func argErrors(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if err := check(cmd, args); err != nil {
-				var own *sandbox.Error
+				var own *usageError
 				if errors.As(err, &own) {
 					return err
 				}

@@ -59,7 +59,7 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 		return exit.Code
 	case cmd != nil && cmd.Annotations[ownCode] != "":
 		return exitCove
-	case errors.As(err, &wrong) || strings.HasPrefix(err.Error(), "unknown command"):
+	case errors.As(err, &wrong):
 		return exitUsage
 	case sandbox.ClassOf(err) == sandbox.Canceled || errors.Is(err, context.Canceled):
 		return 128 + int(syscall.SIGINT)
@@ -75,14 +75,7 @@ func (a *app) explain(err error) (msg, hint string) {
 	}
 	var e *sandbox.Error
 	if !errors.As(err, &e) {
-		// Cobra puts "Did you mean this?" into the text of an unknown command.
 		text := strings.TrimSpace(err.Error())
-		if head, rest, ok := strings.Cut(text, "\n\nDid you mean this?\n"); ok {
-			return head, "did you mean " + strings.Join(strings.Fields(rest), " or ") + "?"
-		}
-		if strings.HasPrefix(text, "unknown command") {
-			return text, "'cove --help' lists the commands"
-		}
 		return text, ""
 	}
 	switch {

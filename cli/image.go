@@ -18,7 +18,7 @@ import (
 )
 
 func (a *app) imageCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "image", Aliases: []string{"images"}, Short: "Manage images", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "image", Aliases: []string{"images"}, Short: "Manage images", Args: knownCommand, RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
 	cmd.AddCommand(a.imageLsCmd(), a.imagePullCmd(), a.imageImportCmd(), a.imageInspectCmd(), a.imageRmCmd(), a.imagePruneCmd(), a.imageBootstrapCmd())
 	return cmd
 }

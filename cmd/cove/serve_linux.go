@@ -1,5 +1,226 @@
+//go:build linux && cove_wip
+
 package main
 
-import "github.com/cove-sandbox/cove/cli"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
 
-func wireServer(*cli.Deps) {}
+	"github.com/cove-sandbox/cove/cli"
+	"github.com/cove-sandbox/cove/cli/doctor"
+	"github.com/cove-sandbox/cove/image"
+	"github.com/cove-sandbox/cove/node"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/server"
+	"github.com/cove-sandbox/cove/store/sqlite"
+)
+
+// wireServer gives the command line what needs this machine.
+func wireServer(d *cli.Deps) {
+	version := d.Version
+	d.Serve = func(ctx context.Context, c cli.ServeConfig) error { return serve(ctx, c, version) }
+	d.Bootstrap = bootstrap
+	d.Reap = reap
+}
+
+// drainFor is how long calls under way may take after the first signal. Longer
+// ones are streams of running processes: their readers come back by offset.
+const drainFor = 10 * time.Second
+
+// serve runs the whole server: it opens what it is made of in order, serves
+// until a signal, and closes in reverse. Sandboxes live on.
+func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
+	log, err := newLogger(c)
+	if err != nil {
+		return err
+	}
+	// A second signal ends the process at once: after the first, stop hands
+	// signals back to the kernel's default.
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+
+	at := places{c.Data}
+	if err := at.make(); err != nil {
+		return err
+	}
+	// First, because it is what fails when a server runs already. Callers that
+	// come before we are ready wait in the queue instead of being refused.
+	ln, err := listen(c.Listen)
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+
+	db, err := sqlite.Open(ctx, at.database())
+	if err != nil {
+		return err
+	}
+	defer closing(&err, "store", db.Close)
+
+	library, err := image.Open(at.images(), image.Options{Log: log})
+	if err != nil {
+		return err
+	}
+	defer closing(&err, "images", library.Close)
+
+	driver, err := openDriver(ctx, c, at, log)
+	if err != nil {
+		return explain(ctx, c, log, err)
+	}
+	defer closing(&err, "runtime", driver.Close)
+
+	started := time.Now()
+	n, err := node.Open(ctx, node.Config{Dir: at.node(), Name: nodeName(c), Driver: driver, Images: library, Logger: log})
+	if err != nil {
+		return explain(ctx, c, log, err)
+	}
+	defer closing(&err, "node", n.Close)
+
+	srv, err := server.New(server.Config{Store: db, Node: localNode{n, library}, Logger: log, Version: version})
+	if err != nil {
+		return err
+	}
+	if err := srv.Reconcile(ctx); err != nil {
+		return err
+	}
+	if err := firstKey(ctx, srv, db, at, log); err != nil {
+		return err
+	}
+
+	// Background work ends before what it stands on is closed.
+	work, endWork := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer endWork()
+	wg.Go(func() { _ = srv.Run(work) })
+	if !c.NoBase {
+		wg.Go(func() { ensureBase(work, c, db, library, log) })
+	}
+
+	web := server.HTTPServer(srv.Handler())
+	web.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
+	served := make(chan error, 1)
+	wg.Go(func() { served <- web.Serve(ln) })
+
+	url := localURL(ln.Addr())
+	if err := at.announce(url); err != nil {
+		web.Close()
+		return err
+	}
+	defer at.retract()
+	live, _ := n.Live(ctx)
+	log.Info("serving", "url", url, "data", c.Data, "runtime", driver.Name(), "sandboxes", len(live), "recovery", time.Since(started).Round(time.Millisecond))
+
+	select {
+	case err := <-served:
+		return fmt.Errorf("the HTTP server ended: %w", err)
+	case <-ctx.Done():
+	}
+	stop()
+	log.Info("stopping: calls under way may finish, sandboxes live on; a second signal ends this at once", "within", drainFor)
+	drainCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainFor)
+	defer cancel()
+	if left := srv.Drain(drainCtx); left > 0 {
+		log.Warn("calls did not return", "count", left)
+	}
+	if err := web.Close(); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		log.Warn("closing connections", "err", err)
+	}
+	return nil
+}
+
+// localNode is the node in this process, as the server wants it.
+type localNode struct {
+	*node.Node
+	library *image.Library
+}
+
+func (n localNode) Guest(ctx context.Context, id string) (server.Guest, func(), error) {
+	g, release, err := n.Node.Guest(ctx, id)
+	if err != nil {
+		return nil, nil, err // not a Guest holding a nil *guest.Client
+	}
+	return g, release, nil
+}
+
+func (n localNode) Images() server.ImageLibrary { return n.library }
+
+// closing keeps the first error: what fails after it is mostly its consequence.
+func closing(err *error, what string, f func() error) {
+	if cerr := f(); cerr != nil && *err == nil {
+		*err = fmt.Errorf("closing the %s: %w", what, cerr)
+	}
+}
+
+func listen(addr string) (net.Listener, error) {
+	ln, err := net.Listen("tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, (&sandbox.Error{Class: sandbox.Precondition, Msg: addr + " is in use", Err: nil}).
+			WithHint("'cove health' says whether a Cove server runs there; --listen takes another address")
+	}
+	if err != nil {
+		return nil, &sandbox.Error{Class: sandbox.Invalid, Field: "listen", Err: err, Hint: "like 127.0.0.1:7777"}
+	}
+	return ln, nil
+}
+
+// localURL is how a client on this machine reaches the address.
+func localURL(a net.Addr) string {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return "http://" + a.String()
+	}
+	host := tcp.IP.String()
+	if tcp.IP.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return "http://" + net.JoinHostPort(host, fmt.Sprint(tcp.Port))
+}
+
+func nodeName(c cli.ServeConfig) string {
+	if c.Node != "" {
+		return c.Node
+	}
+	if h, err := os.Hostname(); err == nil {
+		return h
+	}
+	return "local"
+}
+
+func newLogger(c cli.ServeConfig) (*slog.Logger, error) {
+	var level slog.Level
+	if c.LogLevel != "" {
+		if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+			return nil, sandbox.InvalidField("log-level", "%q; debug, info, warn or error", c.LogLevel)
+		}
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	if c.LogJSON {
+		return slog.New(slog.NewJSONHandler(os.Stderr, opts)), nil
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, opts)), nil
+}
+
+// explain asks the doctor what a failed start is a consequence of.
+func explain(ctx context.Context, c cli.ServeConfig, log *slog.Logger, err error) error {
+	if c.Runtime != "gvisor" || ctx.Err() != nil {
+		return err
+	}
+	bad := doctor.Preflight(ctx, doctor.System(), doctor.Config{Data: c.Data, Runsc: c.RunscPath, Guest: c.GuestPath})
+	if len(bad) == 0 {
+		return err
+	}
+	for _, r := range bad[1:] {
+		log.Error("this machine: "+r.Name, "problem", r.Detail, "fix", r.Fix)
+	}
+	return &sandbox.Error{Class: sandbox.Precondition, Msg: bad[0].Name + ": " + bad[0].Detail, Hint: bad[0].Fix + " ('cove doctor' checks everything)", Err: err}
+}

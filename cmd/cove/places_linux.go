@@ -1,0 +1,167 @@
+//go:build linux && cove_wip
+
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"github.com/cove-sandbox/cove/cli"
+	"github.com/cove-sandbox/cove/cli/doctor"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/runtime/fake"
+	"github.com/cove-sandbox/cove/runtime/gvisor"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/server"
+	"github.com/cove-sandbox/cove/store"
+)
+
+// places is the layout of the data directory.
+//
+//	key       the first API key, mode 0600
+//	url       where the server of this directory listens or listened last
+//	pid       of the running server
+//	cove.db   sandboxes, ends, names of images, hashes of keys
+//	images/   content, shared by every sandbox
+//	node/     the journal and the lock
+//	gvisor/   kernels
+type places struct{ dir string }
+
+func (p places) database() string { return filepath.Join(p.dir, "cove.db") }
+func (p places) images() string   { return filepath.Join(p.dir, "images") }
+func (p places) node() string     { return filepath.Join(p.dir, "node") }
+func (p places) gvisor() string   { return filepath.Join(p.dir, "gvisor") }
+func (p places) fake() string     { return filepath.Join(p.dir, "fake") }
+func (p places) key() string      { return filepath.Join(p.dir, "key") }
+
+// make lets others pass through but not look: sentries run as nobody and reach
+// their files below.
+func (p places) make() error {
+	if err := os.MkdirAll(p.dir, 0o711); err != nil {
+		e := &sandbox.Error{Class: sandbox.Precondition, Err: err, Hint: "--data takes another directory"}
+		if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+			e.Hint = "run it as root (sudo); sandboxes need it anyway"
+		}
+		return e
+	}
+	return nil
+}
+
+// announce says that a server runs here and where.
+func (p places) announce(url string) error {
+	if err := writeWhole(filepath.Join(p.dir, "url"), url+"\n", 0o644); err != nil {
+		return err
+	}
+	return writeWhole(filepath.Join(p.dir, "pid"), strconv.Itoa(os.Getpid())+"\n", 0o644)
+}
+
+func (p places) retract() { _ = os.Remove(filepath.Join(p.dir, "pid")) }
+
+// writeWhole replaces a small file: a reader sees the old one or the new one.
+func writeWhole(name, content string, mode fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	if _, err := f.WriteString(content); err != nil {
+		return err
+	}
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}
+
+func openDriver(ctx context.Context, c cli.ServeConfig, at places, log *slog.Logger) (runtime.Driver, error) {
+	switch c.Runtime {
+	case "fake":
+		log.Warn("the fake runtime isolates nothing: code in a sandbox runs on this machine as this user")
+		return fakeDriver{fake.NewHost(at.fake(), fake.Options{})}.open(), nil
+	case "gvisor", "":
+	default:
+		return nil, sandbox.InvalidField("runtime", "%q; gvisor is the one there is", c.Runtime)
+	}
+	probes := doctor.System()
+	runsc, err := doctor.FindBinary(probes, c.RunscPath, "runsc")
+	if err != nil {
+		return nil, (&sandbox.Error{Class: sandbox.Precondition, Err: err}).WithHint("'make build' makes it; --runsc or COVE_RUNSC names it")
+	}
+	guest, err := doctor.FindBinary(probes, c.GuestPath, "cove-guest")
+	if err != nil {
+		return nil, (&sandbox.Error{Class: sandbox.Precondition, Err: err}).WithHint("'make build' makes it; --guest or COVE_GUEST names it")
+	}
+	return gvisor.Open(ctx, gvisor.Config{Dir: at.gvisor(), RunscPath: runsc, GuestPath: guest, Logger: log})
+}
+
+// fakeDriver ends its kernels with the process: they live in it.
+type fakeDriver struct{ host *fake.Host }
+
+func (f fakeDriver) open() runtime.Driver {
+	return struct {
+		*fake.Driver
+		closer
+	}{f.host.Open(), f.host.Close}
+}
+
+type closer func() error
+
+func (c closer) Close() error { return c() }
+
+// firstKey leaves a usable key in the key file. A crash between making a key
+// and writing it down leaves one nobody knows; unused, it is made again.
+func firstKey(ctx context.Context, srv *server.Server, db store.Store, at places, log *slog.Logger) error {
+	_, statErr := os.Stat(at.key())
+	if errors.Is(statErr, fs.ErrNotExist) {
+		keys, err := db.ListKeys(ctx)
+		if err != nil {
+			return err
+		}
+		switch {
+		case len(keys) == 1 && keys[0].LastUsedAt.IsZero():
+			if err := db.RevokeKey(ctx, keys[0].ID); err != nil {
+				return err
+			}
+		case len(keys) > 0:
+			log.Warn("no key file: this machine's cove needs COVE_KEY", "file", at.key())
+		}
+	}
+	secret, created, err := srv.EnsureFirstKey(ctx)
+	if err != nil || !created {
+		return err
+	}
+	return writeWhole(at.key(), secret+"\n", 0o600)
+}
+
+// reap removes every kernel of a data directory whose server does not run. The
+// next start finds them gone and says so in the sandboxes' ends.
+func reap(ctx context.Context, c cli.ServeConfig) ([]string, error) {
+	at := places{c.Data}
+	lock, err := os.OpenFile(filepath.Join(at.node(), "lock"), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // never started
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, (&sandbox.Error{Class: sandbox.Precondition, Msg: "the server of " + c.Data + " is running"}).WithHint("'make stop' ends it first")
+	}
+	driver, err := openDriver(ctx, c, at, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	defer driver.Close()
+	return driver.Sweep(ctx, nil)
+}
