@@ -1,0 +1,112 @@
+"""Cove: isolated Linux sandboxes for reinforcement learning, coding agents and whatever else runs unread code.
+
+    from cove import Sandbox
+
+    with Sandbox.create(image="base", memory="512MiB") as sb:
+        print(sb.exec("python3 -c 'print(6 * 7)'").stdout)
+
+The server is COVE_URL with COVE_KEY, or the one on this machine. AsyncSandbox
+has the same methods for asyncio.
+"""
+
+from ._version import VERSION as __version__
+from .client import AsyncClient, Client, default_async_client, default_client
+from .errors import (
+    AlreadyExists,
+    Canceled,
+    CommandError,
+    Conflict,
+    Corrupt,
+    CoveError,
+    DeadlineExceeded,
+    DiskFull,
+    FailedPrecondition,
+    ImageNotFound,
+    Internal,
+    InvalidArgument,
+    NoCapacity,
+    NotFound,
+    PermissionDenied,
+    SandboxEnded,
+    TooLarge,
+    TransportError,
+    Unauthenticated,
+    Unavailable,
+    UnsafeArchive,
+    Unsupported,
+)
+from .files import AsyncFiles, AsyncWatch, Files, Watch
+from .models import (
+    Capacity,
+    End,
+    FileEvent,
+    FileInfo,
+    FileList,
+    Image,
+    Output,
+    ProcessInfo,
+    ProcessList,
+    PullProgress,
+    Resources,
+    Result,
+    SandboxInfo,
+    ServerInfo,
+    Stats,
+    Task,
+)
+from .process import AsyncProcess, Process
+from .sandbox import AsyncSandbox, Sandbox
+
+__all__ = [
+    "AlreadyExists",
+    "AsyncClient",
+    "AsyncFiles",
+    "AsyncProcess",
+    "AsyncSandbox",
+    "AsyncWatch",
+    "Canceled",
+    "Capacity",
+    "Client",
+    "CommandError",
+    "Conflict",
+    "Corrupt",
+    "CoveError",
+    "DeadlineExceeded",
+    "DiskFull",
+    "End",
+    "FailedPrecondition",
+    "FileEvent",
+    "FileInfo",
+    "FileList",
+    "Files",
+    "Image",
+    "ImageNotFound",
+    "Internal",
+    "InvalidArgument",
+    "NoCapacity",
+    "NotFound",
+    "Output",
+    "PermissionDenied",
+    "Process",
+    "ProcessInfo",
+    "ProcessList",
+    "PullProgress",
+    "Resources",
+    "Result",
+    "Sandbox",
+    "SandboxEnded",
+    "SandboxInfo",
+    "ServerInfo",
+    "Stats",
+    "Task",
+    "TooLarge",
+    "TransportError",
+    "Unauthenticated",
+    "Unavailable",
+    "UnsafeArchive",
+    "Unsupported",
+    "Watch",
+    "__version__",
+    "default_async_client",
+    "default_client",
+]

@@ -1,0 +1,368 @@
+"""Every unary call of the API as a value: what to send and how to read the answer.
+
+The sync and the async client both run these, so that a request is described
+once. `repeatable` marks calls whose second run changes nothing more than the
+first: only those are sent again after a connection broke with the outcome
+unknown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Generic, Optional, TypeVar, Union
+
+from ._connect import decode_base64, encode_base64
+from ._values import Seconds, Size, format_duration, parse_duration, parse_size
+from .errors import InvalidArgument
+from .models import End, FileInfo, FileList, Image, Json, ProcessList, SandboxInfo, ServerInfo, Stats
+
+T = TypeVar("T")
+
+Command = Union[str, Sequence[str]]
+"""A line for the sandbox's shell, or an argument vector."""
+
+# The most a Read or Write call carries. The API takes 16 MiB; above this the
+# plain HTTP path is quicker, since it has no base64.
+SMALL_FILE = 1 << 20
+
+
+@dataclass
+class Call(Generic[T]):
+    method: str
+    """Service and method, e.g. "Sandboxes/Create"."""
+    message: dict[str, Any]
+    parse: Callable[[Json], T]
+    repeatable: bool = False
+    wait_capacity: bool = False
+    """Wait while the server is full."""
+
+
+def _nothing(_: Json) -> None:
+    return None
+
+
+def new_id() -> str:
+    """64 random bits in hex: for exec ids (unique in one sandbox) doubled for idempotency keys."""
+    return os.urandom(8).hex()
+
+
+# Sandboxes
+
+
+@dataclass(frozen=True)
+class Created:
+    info: SandboxInfo
+    node_time: float
+
+
+def _created(j: Json) -> Created:
+    return Created(SandboxInfo.parse(j["sandbox"]), parse_duration(j.get("nodeTime")))
+
+
+def create_sandbox(
+    *,
+    image: str,
+    cpu: Optional[float],
+    memory: Optional[Size],
+    memory_limit: Optional[Size],
+    disk: Optional[Size],
+    pids: Optional[int],
+    timeout: Optional[Seconds],
+    idle_timeout: Optional[Seconds],
+    env: Optional[Mapping[str, str]],
+    labels: Optional[Mapping[str, str]],
+    idempotency_key: Optional[str],
+) -> Call[Created]:
+    resources: dict[str, Any] = {}
+    if cpu is not None:
+        resources["cpu"] = cpu
+    if memory is not None:
+        resources["memory"] = str(parse_size("memory", memory))
+    if memory_limit is not None:
+        resources["memoryLimit"] = str(parse_size("memory_limit", memory_limit))
+    if disk is not None:
+        resources["disk"] = str(parse_size("disk", disk))
+    if pids is not None:
+        resources["pids"] = str(pids)
+    spec: dict[str, Any] = {"image": image}
+    if resources:
+        spec["resources"] = resources
+    if env:
+        spec["env"] = _strings("env", env)
+    if labels:
+        spec["labels"] = _strings("labels", labels)
+    if timeout is not None:
+        spec["timeout"] = format_duration("timeout", timeout)
+    if idle_timeout is not None:
+        spec["idleTimeout"] = format_duration("idle_timeout", idle_timeout)
+    message = {"spec": spec, "idempotencyKey": idempotency_key or new_id() + new_id()}
+    return Call("Sandboxes/Create", message, _created, repeatable=True, wait_capacity=True)
+
+
+def _strings(field: str, values: Mapping[str, str]) -> dict[str, str]:
+    for key, value in values.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidArgument(f"{field}: {key!r}: {value!r} is not a pair of strings", field=field)
+    return dict(values)
+
+
+def _sandbox(j: Json) -> SandboxInfo:
+    return SandboxInfo.parse(j["sandbox"])
+
+
+def get_sandbox(id: str) -> Call[SandboxInfo]:
+    return Call("Sandboxes/Get", {"id": id}, _sandbox, repeatable=True)
+
+
+@dataclass(frozen=True)
+class Page:
+    sandboxes: list[SandboxInfo]
+    next_token: str
+
+
+def list_sandboxes(
+    labels: Optional[Mapping[str, str]], states: Optional[Sequence[str]], page_size: int, token: str
+) -> Call[Page]:
+    message: dict[str, Any] = {"pageSize": page_size}
+    if labels:
+        message["labels"] = _strings("labels", labels)
+    if states:
+        message["states"] = ["SANDBOX_STATE_" + s.upper() for s in states]
+    if token:
+        message["pageToken"] = token
+
+    def parse(j: Json) -> Page:
+        return Page([SandboxInfo.parse(s) for s in j.get("sandboxes") or ()], j.get("nextPageToken", ""))
+
+    return Call("Sandboxes/List", message, parse, repeatable=True)
+
+
+def set_timeout(id: str, timeout: Optional[Seconds]) -> Call[SandboxInfo]:
+    message = {"id": id, "timeout": format_duration("timeout", timeout or 0)}
+    return Call("Sandboxes/SetTimeout", message, _sandbox, repeatable=True)
+
+
+def reset(id: str) -> Call[Created]:
+    # A second reset leaves what one leaves, a pristine container; only the
+    # episode number is one higher.
+    return Call("Sandboxes/Reset", {"id": id}, _created, repeatable=True)
+
+
+def kill(id: str) -> Call[SandboxInfo]:
+    return Call("Sandboxes/Kill", {"id": id}, _sandbox, repeatable=True)
+
+
+def kill_by_label(labels: Mapping[str, str]) -> Call[list[str]]:
+    if not labels:
+        raise InvalidArgument("labels: at least one is needed", field="labels")
+
+    def parse(j: Json) -> list[str]:
+        return list(j.get("ids") or ())
+
+    return Call("Sandboxes/KillByLabel", {"labels": _strings("labels", labels)}, parse, repeatable=True)
+
+
+def stats(id: str) -> Call[Stats]:
+    return Call("Sandboxes/Stats", {"id": id}, Stats.parse, repeatable=True)
+
+
+# Processes
+
+
+def process_spec(
+    cmd: Command,
+    *,
+    exec_id: Optional[str],
+    cwd: Optional[str],
+    env: Optional[Mapping[str, str]],
+    user: Optional[Union[str, int]],
+    timeout: Optional[Seconds],
+    input: Optional[bytes],
+    open_stdin: bool,
+    pty: Optional[tuple[int, int]],
+) -> dict[str, Any]:
+    """A ProcessSpec. It always has an exec_id, so that a broken stream can be picked up again."""
+    spec: dict[str, Any] = {"execId": exec_id or new_id()}
+    if isinstance(cmd, str):
+        spec["command"] = cmd
+    else:
+        args = list(cmd)
+        if not args or not all(isinstance(a, str) for a in args):
+            raise InvalidArgument(
+                "cmd: neither a string nor a list of strings with at least one",
+                field="cmd",
+                hint='give a line for the shell ("ls -l") or an argument vector (["ls", "-l"])',
+            )
+        spec["args"] = args
+    if cwd:
+        spec["cwd"] = cwd
+    if env:
+        spec["env"] = _strings("env", env)
+    if user is not None:
+        spec["user"] = str(user)
+    if timeout is not None:
+        spec["timeout"] = format_duration("timeout", timeout)
+    if input:
+        spec["input"] = encode_base64(input)
+    if open_stdin:
+        spec["stdin"] = True
+    if pty is not None:
+        spec["pty"] = {"rows": pty[0], "cols": pty[1]}
+    return spec
+
+
+def list_processes(sandbox_id: str) -> Call[ProcessList]:
+    return Call("Processes/List", {"sandboxId": sandbox_id}, ProcessList.parse, repeatable=True)
+
+
+def send_input(sandbox_id: str, exec_id: str, data: bytes) -> Call[None]:
+    # Not repeatable: bytes that arrived would arrive twice.
+    message = {"sandboxId": sandbox_id, "execId": exec_id, "data": encode_base64(data)}
+    return Call("Processes/SendInput", message, _nothing)
+
+
+def close_input(sandbox_id: str, exec_id: str) -> Call[None]:
+    return Call("Processes/CloseInput", {"sandboxId": sandbox_id, "execId": exec_id}, _nothing, repeatable=True)
+
+
+def signal(sandbox_id: str, exec_id: str, name: Union[str, int], process_only: bool) -> Call[None]:
+    message: dict[str, Any] = {"sandboxId": sandbox_id, "execId": exec_id, "signal": str(name)}
+    if process_only:
+        message["processOnly"] = True
+    # A second SIGKILL is nothing; a second SIGUSR1 is another one.
+    return Call("Processes/Signal", message, _nothing, repeatable=str(name) in ("SIGKILL", "KILL", "9"))
+
+
+def resize(sandbox_id: str, exec_id: str, rows: int, cols: int) -> Call[None]:
+    message = {"sandboxId": sandbox_id, "execId": exec_id, "size": {"rows": rows, "cols": cols}}
+    return Call("Processes/Resize", message, _nothing, repeatable=True)
+
+
+def wait_process(sandbox_id: str, exec_id: str, max_wait: float) -> Call[Optional[End]]:
+    message = {"sandboxId": sandbox_id, "execId": exec_id, "maxWait": format_duration("max_wait", max_wait)}
+
+    def parse(j: Json) -> Optional[End]:
+        end = (j.get("end") or {}).get("end")
+        return End.parse(end) if end else None
+
+    return Call("Processes/Wait", message, parse, repeatable=True)
+
+
+# Files
+
+
+def _info(j: Json) -> FileInfo:
+    return FileInfo.parse(j.get("info") or j)
+
+
+def read_file(sandbox_id: str, path: str, offset: int, length: int) -> Call[tuple[bytes, FileInfo]]:
+    message: dict[str, Any] = {"sandboxId": sandbox_id, "path": path, "offset": str(offset), "length": str(length)}
+
+    def parse(j: Json) -> tuple[bytes, FileInfo]:
+        return decode_base64(j.get("data", "")), FileInfo.parse(j.get("info") or {})
+
+    return Call("Files/Read", message, parse, repeatable=True)
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """How content is written; the same for the Write call and for PUT."""
+
+    mode: Optional[int] = None
+    user: Optional[Union[str, int]] = None
+    atomic: bool = False
+    append: bool = False
+    parents: bool = True
+
+    def query(self) -> dict[str, str]:
+        query: dict[str, str] = {}
+        if self.mode is not None:
+            query["mode"] = f"{self.mode:04o}"
+        if self.user is not None:
+            query["user"] = str(self.user)
+        for flag in ("atomic", "append", "parents"):
+            if getattr(self, flag):
+                query[flag] = "true"
+        return query
+
+
+def write_file(sandbox_id: str, path: str, data: bytes, options: WriteOptions) -> Call[FileInfo]:
+    message: dict[str, Any] = {"sandboxId": sandbox_id, "path": path, "data": encode_base64(data)}
+    if options.mode is not None:
+        message["mode"] = options.mode
+    if options.user is not None:
+        message["user"] = str(options.user)
+    for flag in ("atomic", "append", "parents"):
+        if getattr(options, flag):
+            message[flag] = True
+    return Call("Files/Write", message, _info, repeatable=not options.append)
+
+
+def stat(sandbox_id: str, path: str) -> Call[FileInfo]:
+    return Call("Files/Stat", {"sandboxId": sandbox_id, "path": path}, _info, repeatable=True)
+
+
+def list_files(sandbox_id: str, path: str, depth: int, limit: int) -> Call[FileList]:
+    def parse(j: Json) -> FileList:
+        files = FileList(FileInfo.parse(f) for f in j.get("files") or ())
+        files.truncated = bool(j.get("truncated"))
+        return files
+
+    message = {"sandboxId": sandbox_id, "path": path, "depth": depth, "limit": limit}
+    return Call("Files/List", message, parse, repeatable=True)
+
+
+def mkdir(
+    sandbox_id: str, path: str, parents: bool, mode: Optional[int], user: Optional[Union[str, int]]
+) -> Call[FileInfo]:
+    message: dict[str, Any] = {"sandboxId": sandbox_id, "path": path, "parents": parents}
+    if mode is not None:
+        message["mode"] = mode
+    if user is not None:
+        message["user"] = str(user)
+    return Call("Files/Mkdir", message, _info, repeatable=parents)
+
+
+def move(sandbox_id: str, source: str, target: str) -> Call[FileInfo]:
+    return Call("Files/Move", {"sandboxId": sandbox_id, "from": source, "to": target}, _info)
+
+
+def remove(sandbox_id: str, path: str, recursive: bool) -> Call[None]:
+    return Call("Files/Remove", {"sandboxId": sandbox_id, "path": path, "recursive": recursive}, _nothing)
+
+
+def chmod(sandbox_id: str, path: str, mode: int, recursive: bool) -> Call[None]:
+    message = {"sandboxId": sandbox_id, "path": path, "mode": mode, "recursive": recursive}
+    return Call("Files/Chmod", message, _nothing, repeatable=True)
+
+
+def chown(sandbox_id: str, path: str, user: Union[str, int], recursive: bool) -> Call[None]:
+    message = {"sandboxId": sandbox_id, "path": path, "user": str(user), "recursive": recursive}
+    return Call("Files/Chown", message, _nothing, repeatable=True)
+
+
+# Images and the installation
+
+
+def list_images() -> Call[list[Image]]:
+    def parse(j: Json) -> list[Image]:
+        return [Image.parse(i) for i in j.get("images") or ()]
+
+    return Call("Images/List", {}, parse, repeatable=True)
+
+
+def get_image(name: str) -> Call[Image]:
+    def parse(j: Json) -> Image:
+        return Image.parse(j["image"])
+
+    return Call("Images/Get", {"name": name}, parse, repeatable=True)
+
+
+def remove_image(name: str) -> Call[None]:
+    return Call("Images/Remove", {"name": name}, _nothing)
+
+
+def server_info() -> Call[ServerInfo]:
+    return Call("System/Info", {}, ServerInfo.parse, repeatable=True)

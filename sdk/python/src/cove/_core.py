@@ -1,0 +1,104 @@
+"""What the sync and the async client share: settings, requests, the decision to send again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable, Mapping
+from typing import Any, Optional, Union
+from urllib.parse import quote, urlencode
+
+from ._calls import Call
+from ._config import resolve_key, resolve_url
+from ._connect import STREAM, UNARY, encode_stream, encode_unary
+from ._retry import Backoff, Clock, may_retry
+from ._version import VERSION
+from ._wire import Request
+from .errors import CoveError, TransportError
+
+# The server sends a keep-alive on a quiet process stream; one that is silent
+# for this long is dead and gets replaced. A false alarm costs one Attach.
+STREAM_SILENCE = 60.0
+
+# How long a client that never reached its server keeps trying: a mistyped URL
+# should not take half a minute to show.
+_FIRST_CONTACT = 2.0
+
+
+class Settings:
+    def __init__(
+        self,
+        url: Optional[str],
+        key: Optional[str],
+        request_timeout: float,
+        retry_timeout: float,
+        create_timeout: float,
+        clock: Optional[Clock],
+    ) -> None:
+        self.url = resolve_url(url)
+        self.request_timeout = request_timeout
+        self.retry_timeout = retry_timeout
+        self.create_timeout = create_timeout
+        self.clock = clock or Clock()
+        self.reached = False
+        """Whether the server has ever answered."""
+        self._base = [
+            ("authorization", "Bearer " + resolve_key(key)),
+            ("user-agent", "cove-python/" + VERSION),
+            ("accept-encoding", "identity"),  # local traffic: compressing costs more than it saves
+        ]
+        protocol = ("connect-protocol-version", "1")
+        self._unary = [*self._base, protocol, ("content-type", UNARY)]
+        self._stream = [*self._base, protocol, ("content-type", STREAM)]
+
+    def unary(self, call: Call[Any], read_timeout: float) -> Request:
+        return Request("POST", "/cove.v1." + call.method, self._unary, encode_unary(call.message), read_timeout)
+
+    def stream(self, method: str, message: Mapping[str, Any], read_timeout: Optional[float]) -> Request:
+        return Request("POST", "/cove.v1." + method, self._stream, encode_stream(message), read_timeout)
+
+    def content(
+        self,
+        method: str,
+        sandbox_id: str,
+        kind: str,
+        query: Mapping[str, str],
+        body: Union[bytes, Iterable[bytes], AsyncIterable[bytes]] = b"",
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> Request:
+        """A plain HTTP request for content: kind is "files" or "tar"."""
+        target = f"/v1/sandboxes/{quote(sandbox_id, safe='')}/{kind}?{urlencode(query)}"
+        if method == "PUT":
+            headers = (*headers, ("content-type", "application/octet-stream"))
+        return Request(method, target, [*self._base, *headers], body, self.request_timeout)
+
+    def backoff(self, error: CoveError) -> Backoff:
+        """The time a call has to recover from its first failure."""
+        lost = isinstance(error, TransportError) and not self.reached
+        return Backoff(min(_FIRST_CONTACT, self.retry_timeout) if lost else self.retry_timeout, self.clock)
+
+
+class Attempts:
+    """The attempts of one call."""
+
+    def __init__(self, settings: Settings, *, repeatable: bool, wait_capacity: Optional[float] = None) -> None:
+        """wait_capacity: seconds to wait for a full server; None means not at all."""
+        self._settings = settings
+        self._repeatable = repeatable
+        self._capacity = None if wait_capacity is None else Backoff(wait_capacity, settings.clock)
+        self._recovery: Optional[Backoff] = None
+
+    def read_timeout(self) -> float:
+        """A create answers within its own time or not at all."""
+        if self._capacity is None:
+            return self._settings.request_timeout
+        return min(self._settings.request_timeout, max(self._capacity.remaining(), 1.0))
+
+    def delay_after(self, error: CoveError) -> float:
+        """Seconds until the next attempt; raises error if there shall be none."""
+        if not may_retry(error, repeatable=self._repeatable, wait_capacity=self._capacity is not None):
+            raise error
+        if error.code == "no_capacity":
+            assert self._capacity is not None
+            return self._capacity.delay_after(error)
+        if self._recovery is None:
+            self._recovery = self._settings.backoff(error)
+        return self._recovery.delay_after(error)

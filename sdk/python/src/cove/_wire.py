@@ -1,0 +1,218 @@
+"""HTTP as the clients need it: send one request, read the reply in chunks.
+
+Two ways lead to a server. httpx moves files and directories, and everything
+else too where a proxy stands in between or the caller brings an httpx client.
+The direct way (_http1) carries the calls otherwise: one of httpx costs 0.7 ms
+of CPU (1.1 ms async, and more with every idle connection, because httpcore
+polls them all), one of ours 0.1 ms, and an exec is one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Optional, Protocol, Union
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+from .errors import DeadlineExceeded, TransportError
+
+CONNECT_TIMEOUT = 10.0
+_WRITE_TIMEOUT = 60.0
+
+
+@dataclass
+class Request:
+    method: str
+    target: str
+    """Path and query."""
+    headers: list[tuple[str, str]]
+    body: Union[bytes, Iterable[bytes], AsyncIterable[bytes]] = b""
+    read_timeout: Optional[float] = None
+    """Seconds without a byte after which the reply counts as broken."""
+
+
+class Reply(Protocol):
+    status: int
+
+    def header(self, name: str) -> Optional[str]: ...
+    def chunks(self) -> Iterator[bytes]: ...
+    def close(self) -> None: ...
+
+
+class AsyncReply(Protocol):
+    status: int
+
+    def header(self, name: str) -> Optional[str]: ...
+    def chunks(self) -> AsyncIterator[bytes]: ...
+    async def close(self) -> None: ...
+
+
+class Wire(Protocol):
+    def send(self, request: Request) -> Reply: ...
+    def close(self) -> None: ...
+
+
+class AsyncWire(Protocol):
+    async def send(self, request: Request) -> AsyncReply: ...
+    async def close(self) -> None: ...
+
+
+def behind_proxy(url: str) -> bool:
+    """Whether the environment sends this URL through a proxy."""
+    parts = urlsplit(url)
+    proxies = getproxies()
+    if not (proxies.get(parts.scheme) or proxies.get("all")):
+        return False
+    return not proxy_bypass(parts.hostname or "")
+
+
+def unreachable(url: str, error: Exception) -> TransportError:
+    return TransportError(
+        f"cannot reach the Cove server at {url}: {error or type(error).__name__}",
+        sent=False,
+        hint="is it running (`make start`, `cove serve`)? COVE_URL says where it is looked for",
+    )
+
+
+def broken(error: object) -> TransportError:
+    return TransportError(f"the connection to the server broke: {error or type(error).__name__}", sent=True)
+
+
+class NoAnswer(TransportError):
+    """The read timeout passed."""
+
+
+def no_answer(seconds: Optional[float]) -> NoAnswer:
+    return NoAnswer(f"no answer from the server for {seconds or 0:g} s", sent=True)
+
+
+def _translate(url: str, error: httpx.HTTPError, request: Request) -> Exception:
+    if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)):
+        return unreachable(url, error)
+    if isinstance(error, httpx.ReadTimeout):
+        return no_answer(request.read_timeout)
+    if isinstance(error, httpx.WriteTimeout):
+        return DeadlineExceeded(f"the server took no data for {_WRITE_TIMEOUT:g} s")
+    return broken(error)
+
+
+def _limits() -> httpx.Limits:
+    return httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
+
+
+def _timeout(request: Request) -> dict[str, Optional[float]]:
+    return {"connect": CONNECT_TIMEOUT, "pool": None, "write": _WRITE_TIMEOUT, "read": request.read_timeout}
+
+
+class HttpxReply:
+    def __init__(self, url: str, request: Request, response: httpx.Response) -> None:
+        self.status = response.status_code
+        self._url, self._request, self._response = url, request, response
+
+    def header(self, name: str) -> Optional[str]:
+        value: Optional[str] = self._response.headers.get(name)
+        return value
+
+    def chunks(self) -> Iterator[bytes]:
+        try:
+            yield from self._response.iter_raw()
+        except httpx.HTTPError as err:
+            raise _translate(self._url, err, self._request) from err
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class HttpxWire:
+    """Thread-safe, since httpx.Client is."""
+
+    def __init__(self, url: str, client: Optional[httpx.Client]) -> None:
+        self._url = url
+        self._given = client
+        self._own: Optional[httpx.Client] = None
+        self._pid = 0
+
+    def _client(self) -> httpx.Client:
+        if self._given is not None:
+            return self._given
+        # Made on first use (a trust store takes 20 ms to load), and again after
+        # a fork: two processes on one connection would read each other's replies.
+        if self._own is None or self._pid != os.getpid():
+            self._own, self._pid = httpx.Client(limits=_limits(), follow_redirects=False), os.getpid()
+        return self._own
+
+    def send(self, request: Request) -> HttpxReply:
+        assert not isinstance(request.body, AsyncIterable)
+        message = httpx.Request(
+            request.method,
+            self._url + request.target,
+            headers=request.headers,
+            content=request.body,
+            extensions={"timeout": _timeout(request)},
+        )
+        try:
+            return HttpxReply(self._url, request, self._client().send(message, stream=True))
+        except httpx.HTTPError as err:
+            raise _translate(self._url, err, request) from err
+
+    def close(self) -> None:
+        if self._own is not None and self._pid == os.getpid():
+            self._own.close()
+
+
+class AsyncHttpxReply:
+    def __init__(self, url: str, request: Request, response: httpx.Response) -> None:
+        self.status = response.status_code
+        self._url, self._request, self._response = url, request, response
+
+    def header(self, name: str) -> Optional[str]:
+        value: Optional[str] = self._response.headers.get(name)
+        return value
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._response.aiter_raw():
+                yield chunk
+        except httpx.HTTPError as err:
+            raise _translate(self._url, err, self._request) from err
+
+    async def close(self) -> None:
+        await self._response.aclose()
+
+
+class AsyncHttpxWire:
+    def __init__(self, url: str, client: Optional[httpx.AsyncClient]) -> None:
+        self._url = url
+        self._given = client
+        self._own: Optional[httpx.AsyncClient] = None
+        self._owner: Optional[tuple[int, asyncio.AbstractEventLoop]] = None
+
+    def _client(self) -> httpx.AsyncClient:
+        if self._given is not None:
+            return self._given
+        owner = (os.getpid(), asyncio.get_running_loop())
+        if self._own is None or self._owner != owner:
+            self._own, self._owner = httpx.AsyncClient(limits=_limits(), follow_redirects=False), owner
+        return self._own
+
+    async def send(self, request: Request) -> AsyncHttpxReply:
+        message = httpx.Request(
+            request.method,
+            self._url + request.target,
+            headers=request.headers,
+            content=request.body,
+            extensions={"timeout": _timeout(request)},
+        )
+        try:
+            return AsyncHttpxReply(self._url, request, await self._client().send(message, stream=True))
+        except httpx.HTTPError as err:
+            raise _translate(self._url, err, request) from err
+
+    async def close(self) -> None:
+        if self._own is not None and self._owner == (os.getpid(), asyncio.get_running_loop()):
+            await self._own.aclose()

@@ -1,0 +1,357 @@
+"""Connections to a server. One client serves any number of sandboxes, threads (Client) and tasks (AsyncClient)."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Mapping
+from typing import Any, Callable, Optional, TypeVar
+
+import httpx
+
+from . import _calls
+from ._calls import Call
+from ._config import resolve_key, resolve_url
+from ._connect import EnvelopeReader, error_of_reply
+from ._core import Attempts, Settings
+from ._http1 import AsyncHttp1Wire, Http1Wire
+from ._retry import Clock
+from ._values import parse_int
+from ._wire import AsyncHttpxWire, AsyncReply, AsyncWire, HttpxWire, Reply, Request, Wire, behind_proxy
+from .errors import CoveError, TransportError
+from .models import Image, PullProgress, ServerInfo
+
+T = TypeVar("T")
+
+
+class Client:
+    """A server and its key, with the connections to it. Thread-safe; survives a fork.
+
+    request_timeout: seconds a single request may stay without an answer.
+    retry_timeout: seconds to ride out a server that restarts.
+    create_timeout: seconds Sandbox.create waits for a full server.
+    http_client: an httpx.Client to use for everything (proxies, client
+    certificates, custom trust); it stays yours to close.
+    """
+
+    def __init__(
+        self,
+        url: Optional[str] = None,
+        key: Optional[str] = None,
+        *,
+        request_timeout: float = 120.0,
+        retry_timeout: float = 30.0,
+        create_timeout: float = 60.0,
+        http_client: Optional[httpx.Client] = None,
+        _clock: Optional[Clock] = None,
+    ) -> None:
+        self._settings = Settings(url, key, request_timeout, retry_timeout, create_timeout, _clock)
+        self._bulk: Wire = HttpxWire(self.url, http_client)
+        direct = http_client is None and not behind_proxy(self.url)
+        self._wire: Wire = Http1Wire(self.url) if direct else self._bulk
+        self.images = Images(self)
+
+    @property
+    def url(self) -> str:
+        return self._settings.url
+
+    def info(self) -> ServerInfo:
+        """Version, capacity and use of the installation."""
+        return self.call(_calls.server_info())
+
+    def close(self) -> None:
+        self._wire.close()
+        self._bulk.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    def call(self, call: Call[T], wait_capacity: Optional[float] = None) -> T:
+        """Run a unary call, again where that is safe."""
+        settings = self._settings
+        if call.wait_capacity and wait_capacity is None:
+            wait_capacity = settings.create_timeout
+        attempts = Attempts(settings, repeatable=call.repeatable, wait_capacity=wait_capacity)
+        while True:
+            try:
+                reply = self.send(self._wire, settings.unary(call, attempts.read_timeout()))
+                return call.parse(json.loads(b"".join(reply.chunks())))
+            except CoveError as err:
+                delay = attempts.delay_after(err)
+            settings.clock.sleep(delay)
+
+    def stream(self, method: str, message: Mapping[str, Any], read_timeout: Optional[float]) -> Reply:
+        return self.send(self._wire, self._settings.stream(method, message, read_timeout))
+
+    def content(self, request: Request) -> Reply:
+        """One attempt at a request for content, over httpx."""
+        return self.send(self._bulk, request)
+
+    def send(self, wire: Wire, request: Request) -> Reply:
+        """A successful reply; the error of any other."""
+        reply = wire.send(request)
+        self._settings.reached = True
+        if reply.status in (200, 201, 204, 206):
+            return reply
+        try:
+            body = b"".join(reply.chunks())
+        finally:
+            reply.close()
+        raise error_of_reply(reply.status, body, reply.header("retry-after"))
+
+    def retrying(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
+        """Run something that makes requests, again where that is safe."""
+        attempts = Attempts(self._settings, repeatable=repeatable)
+        while True:
+            try:
+                return attempt()
+            except CoveError as err:
+                delay = attempts.delay_after(err)
+            self._settings.clock.sleep(delay)
+
+
+class Images:
+    """The images of a server."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def list(self) -> builtins.list[Image]:
+        return self._client.call(_calls.list_images())
+
+    def get(self, name: str) -> Image:
+        """By name or id."""
+        return self._client.call(_calls.get_image(name))
+
+    def remove(self, name: str) -> None:
+        """Forget a name; content goes when no name and no sandbox uses it."""
+        self._client.call(_calls.remove_image(name))
+
+    def pull(
+        self,
+        reference: str,
+        *,
+        platform: Optional[str] = None,
+        name: Optional[str] = None,
+        on_progress: Optional[Callable[[PullProgress], None]] = None,
+    ) -> Image:
+        """Fetch an image from its registry."""
+
+        def attempt() -> Image:
+            pull = _Pull()
+            reply = self._client.stream("Images/Pull", _pull_message(reference, platform, name), None)
+            try:
+                for chunk in reply.chunks():
+                    for progress in pull.receive(chunk):
+                        if on_progress is not None:
+                            on_progress(progress)
+            finally:
+                reply.close()
+            return pull.result()
+
+        return self._client.retrying(attempt, repeatable=True)
+
+
+class AsyncClient:
+    """Client for asyncio. For one event loop at a time."""
+
+    def __init__(
+        self,
+        url: Optional[str] = None,
+        key: Optional[str] = None,
+        *,
+        request_timeout: float = 120.0,
+        retry_timeout: float = 30.0,
+        create_timeout: float = 60.0,
+        http_client: Optional[httpx.AsyncClient] = None,
+        _clock: Optional[Clock] = None,
+    ) -> None:
+        self._settings = Settings(url, key, request_timeout, retry_timeout, create_timeout, _clock)
+        self._bulk: AsyncWire = AsyncHttpxWire(self.url, http_client)
+        direct = http_client is None and not behind_proxy(self.url)
+        self._wire: AsyncWire = AsyncHttp1Wire(self.url) if direct else self._bulk
+        self.images = AsyncImages(self)
+
+    @property
+    def url(self) -> str:
+        return self._settings.url
+
+    async def info(self) -> ServerInfo:
+        """Version, capacity and use of the installation."""
+        return await self.call(_calls.server_info())
+
+    async def close(self) -> None:
+        await self._wire.close()
+        await self._bulk.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.url!r})"
+
+    async def call(self, call: Call[T], wait_capacity: Optional[float] = None) -> T:
+        """Run a unary call, again where that is safe."""
+        settings = self._settings
+        if call.wait_capacity and wait_capacity is None:
+            wait_capacity = settings.create_timeout
+        attempts = Attempts(settings, repeatable=call.repeatable, wait_capacity=wait_capacity)
+        while True:
+            try:
+                reply = await self.send(self._wire, settings.unary(call, attempts.read_timeout()))
+                return call.parse(json.loads(await read_all(reply)))
+            except CoveError as err:
+                delay = attempts.delay_after(err)
+            await settings.clock.async_sleep(delay)
+
+    async def stream(self, method: str, message: Mapping[str, Any], read_timeout: Optional[float]) -> AsyncReply:
+        return await self.send(self._wire, self._settings.stream(method, message, read_timeout))
+
+    async def content(self, request: Request) -> AsyncReply:
+        """One attempt at a request for content, over httpx."""
+        return await self.send(self._bulk, request)
+
+    async def send(self, wire: AsyncWire, request: Request) -> AsyncReply:
+        """A successful reply; the error of any other."""
+        reply = await wire.send(request)
+        self._settings.reached = True
+        if reply.status in (200, 201, 204, 206):
+            return reply
+        raise error_of_reply(reply.status, await read_all(reply), reply.header("retry-after"))
+
+    async def retrying(self, attempt: Callable[[], Awaitable[T]], *, repeatable: bool) -> T:
+        """Run something that makes requests, again where that is safe."""
+        attempts = Attempts(self._settings, repeatable=repeatable)
+        while True:
+            try:
+                return await attempt()
+            except CoveError as err:
+                delay = attempts.delay_after(err)
+            await self._settings.clock.async_sleep(delay)
+
+
+async def read_all(reply: AsyncReply) -> bytes:
+    try:
+        return b"".join([chunk async for chunk in reply.chunks()])
+    finally:
+        await reply.close()
+
+
+class AsyncImages:
+    """The images of a server."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def list(self) -> builtins.list[Image]:
+        return await self._client.call(_calls.list_images())
+
+    async def get(self, name: str) -> Image:
+        """By name or id."""
+        return await self._client.call(_calls.get_image(name))
+
+    async def remove(self, name: str) -> None:
+        """Forget a name; content goes when no name and no sandbox uses it."""
+        await self._client.call(_calls.remove_image(name))
+
+    async def pull(
+        self,
+        reference: str,
+        *,
+        platform: Optional[str] = None,
+        name: Optional[str] = None,
+        on_progress: Optional[Callable[[PullProgress], None]] = None,
+    ) -> Image:
+        """Fetch an image from its registry."""
+
+        async def attempt() -> Image:
+            pull = _Pull()
+            reply = await self._client.stream("Images/Pull", _pull_message(reference, platform, name), None)
+            try:
+                async for chunk in reply.chunks():
+                    for progress in pull.receive(chunk):
+                        if on_progress is not None:
+                            on_progress(progress)
+            finally:
+                await reply.close()
+            return pull.result()
+
+        return await self._client.retrying(attempt, repeatable=True)
+
+
+def _pull_message(reference: str, platform: Optional[str], name: Optional[str]) -> dict[str, Any]:
+    message = {"reference": reference}
+    if platform:
+        message["platform"] = platform
+    if name:
+        message["name"] = name
+    return message
+
+
+class _Pull:
+    """The events of one pull, without I/O."""
+
+    def __init__(self) -> None:
+        self._envelopes = EnvelopeReader()
+        self._image: Optional[Image] = None
+
+    def receive(self, chunk: bytes) -> list[PullProgress]:
+        events = []
+        for event in self._envelopes.feed(chunk):
+            if event.get("image"):
+                self._image = Image.parse(event["image"])
+            progress = PullProgress(event.get("step", ""), parse_int(event.get("done")), parse_int(event.get("total")))
+            events.append(progress)
+        return events
+
+    def result(self) -> Image:
+        if self._image is None:
+            raise TransportError("the pull ended without an image", sent=True)
+        return self._image
+
+
+# The default clients. One per server and key, so that a changed COVE_URL takes
+# effect; async ones also per event loop, to which connections belong.
+
+_lock = threading.Lock()
+_clients: dict[tuple[int, str, str], Client] = {}
+_async_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, str, str], AsyncClient]]
+_async_clients = weakref.WeakKeyDictionary()
+
+
+def _default_name() -> tuple[int, str, str]:
+    return os.getpid(), resolve_url(None), resolve_key(None)
+
+
+def default_client() -> Client:
+    """The client of COVE_URL and COVE_KEY, or of the server on this machine."""
+    name = _default_name()
+    with _lock:
+        client = _clients.get(name)
+        if client is None:
+            client = _clients[name] = Client(url=name[1], key=name[2])
+        return client
+
+
+def default_async_client() -> AsyncClient:
+    """The same for the running event loop."""
+    name = _default_name()
+    with _lock:
+        clients = _async_clients.setdefault(asyncio.get_running_loop(), {})
+        client = clients.get(name)
+        if client is None:
+            client = clients[name] = AsyncClient(url=name[1], key=name[2])
+        return client

@@ -1,0 +1,670 @@
+"""The files of a sandbox. Little content travels in a call, more as plain HTTP, directories as tar."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from typing import IO, Any, Callable, Optional, TypeVar, Union
+
+from . import _calls
+from ._calls import SMALL_FILE, WriteOptions
+from ._connect import EnvelopeReader
+from ._core import Attempts
+from ._stdin import as_bytes
+from ._tar import CHUNK, Unpacker, pack
+from ._values import Size, parse_size
+from ._wire import AsyncReply, NoAnswer, Reply, Request
+from .client import AsyncClient, Client, read_all
+from .errors import CoveError, Internal, InvalidArgument, NotFound, TransportError
+from .models import FileEvent, FileInfo, FileList
+
+T = TypeVar("T")
+
+User = Union[str, int]
+Content = Union[str, bytes, IO[bytes], IO[str], Iterable[bytes]]
+AsyncContent = Union[Content, AsyncIterable[bytes]]
+LocalPath = Union[str, "os.PathLike[str]"]
+
+# The default size of a sandbox's disk: an honest directory fits.
+_MAX_DIRECTORY = 10 << 30
+
+
+class Files:
+    """The files of one sandbox. Relative paths start at the image's working directory."""
+
+    def __init__(self, client: Client, sandbox_id: str) -> None:
+        self._client, self._id = client, sandbox_id
+
+    def read(self, path: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The content as text."""
+        return self.read_bytes(path).decode(encoding, errors)
+
+    def read_bytes(self, path: str, *, offset: int = 0, length: Optional[int] = None) -> bytes:
+        """The content, or a part of it."""
+        first = _first_read(length)
+        data, info = self._client.call(_calls.read_file(self._id, path, offset, first))
+        if _is_all(data, info, offset, length, first):
+            return data
+        request = _get_file(self._client, self._id, path, offset, length)
+
+        def attempt() -> bytes:
+            reply = self._client.content(request)
+            _check_range(reply.status, request)
+            return b"".join(reply.chunks())
+
+        return self._client.retrying(attempt, repeatable=True)
+
+    def write(
+        self,
+        path: str,
+        data: Content,
+        *,
+        mode: Optional[int] = None,
+        user: Optional[User] = None,
+        atomic: bool = False,
+        append: bool = False,
+        parents: bool = True,
+    ) -> FileInfo:
+        """Write a file; str as UTF-8. atomic: readers see the old content or the new, never half."""
+        options = WriteOptions(mode, user, atomic, append, parents)
+        content = _content(data)
+        if isinstance(content, bytes):
+            if len(content) <= SMALL_FILE:
+                return self._client.call(_calls.write_file(self._id, path, content, options))
+            whole = content
+            return self._put(path, options, lambda: whole, len(whole), repeatable=not append)
+        assert not isinstance(content, AsyncIterable)
+        stream = content
+        return self._put(path, options, lambda: stream, None, repeatable=False)
+
+    def upload(
+        self,
+        local: LocalPath,
+        path: str,
+        *,
+        mode: Optional[int] = None,
+        user: Optional[User] = None,
+        atomic: bool = False,
+        parents: bool = True,
+    ) -> FileInfo:
+        """Copy a local file in; mode is the local file's unless given."""
+        status = os.stat(local)
+        options = WriteOptions(status.st_mode & 0o777 if mode is None else mode, user, atomic, False, parents)
+        return self._put(path, options, lambda: _read_local(local), status.st_size, repeatable=True)
+
+    def _put(
+        self,
+        path: str,
+        options: WriteOptions,
+        body: Callable[[], Union[bytes, Iterable[bytes]]],
+        length: Optional[int],
+        *,
+        repeatable: bool,
+    ) -> FileInfo:
+        def attempt() -> FileInfo:
+            reply = self._client.content(_put_file(self._client, self._id, path, options, body(), length))
+            info = _info_of(b"".join(reply.chunks()))
+            return info if info is not None else self.stat(path)
+
+        return self._client.retrying(attempt, repeatable=repeatable)
+
+    def download(self, path: str, local: LocalPath) -> int:
+        """Copy a file out; its size. The local file appears when it is complete."""
+        request = _get_file(self._client, self._id, path, 0, None)
+
+        def attempt() -> int:
+            with _Appearing(local) as file:
+                reply = self._client.content(request)
+                try:
+                    for chunk in reply.chunks():
+                        file.write(chunk)
+                finally:
+                    reply.close()
+                return file.commit()
+
+        return self._client.retrying(attempt, repeatable=True)
+
+    def upload_dir(self, local: LocalPath, path: str, *, user: Optional[User] = None) -> None:
+        """Copy the content of a local directory into a directory, which is made where missing."""
+        request = _put_tar(self._client, self._id, path, user)
+
+        def attempt() -> None:
+            request.body = pack(os.fspath(local))
+            reply = self._client.content(request)
+            for _ in reply.chunks():
+                pass
+
+        # Unpacking the same files again leaves what unpacking them once leaves.
+        self._client.retrying(attempt, repeatable=True)
+
+    def download_dir(
+        self, path: str, local: LocalPath, *, max_bytes: Size = _MAX_DIRECTORY, on_unsafe: str = "error"
+    ) -> builtins.list[str]:
+        """Copy the content of a directory into a local one.
+
+        The sandbox is not trusted: nothing is written outside `local`. An entry
+        that would reach out (an absolute or escaping link, a device) raises
+        UnsafeArchive, or with on_unsafe="skip" is left out and named in the
+        list returned. Owners, setuid bits and write rights of others are dropped.
+        """
+        limit = parse_size("max_bytes", max_bytes)
+        request = _get_tar(self._client, self._id, path)
+
+        def attempt() -> builtins.list[str]:
+            with Unpacker(os.fspath(local), max_bytes=limit, on_unsafe=on_unsafe) as unpacker:
+                reply = self._client.content(request)
+                try:
+                    for chunk in reply.chunks():
+                        unpacker.feed(chunk)
+                finally:
+                    reply.close()
+                unpacker.finish()
+                return unpacker.skipped
+
+        return self._client.retrying(attempt, repeatable=True)
+
+    def list(self, path: str = ".", *, depth: int = 1, limit: int = 10000) -> FileList:
+        """The entries of a directory, down to a depth."""
+        return self._client.call(_calls.list_files(self._id, path, depth, limit))
+
+    def stat(self, path: str) -> FileInfo:
+        return self._client.call(_calls.stat(self._id, path))
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything at path; a link counts, wherever it leads."""
+        try:
+            self.stat(path)
+        except NotFound:
+            return False
+        return True
+
+    def mkdir(
+        self, path: str, *, parents: bool = True, mode: Optional[int] = None, user: Optional[User] = None
+    ) -> FileInfo:
+        """Make a directory. With parents, missing ones are made and an existing directory is fine."""
+        return self._client.call(_calls.mkdir(self._id, path, parents, mode, user))
+
+    def move(self, source: str, target: str) -> FileInfo:
+        return self._client.call(_calls.move(self._id, source, target))
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        self._client.call(_calls.remove(self._id, path, recursive))
+
+    def chmod(self, path: str, mode: int, *, recursive: bool = False) -> None:
+        self._client.call(_calls.chmod(self._id, path, mode, recursive))
+
+    def chown(self, path: str, user: User, *, recursive: bool = False) -> None:
+        """user: name, uid, name:group or uid:gid."""
+        self._client.call(_calls.chown(self._id, path, user, recursive))
+
+    def watch(self, path: str, *, recursive: bool = False, timeout: Optional[float] = None) -> Watch:
+        """Changes at or below path, from now on: the watch is set when this returns.
+
+        timeout: iteration ends after so many seconds without a change; None waits for ever.
+        """
+        return Watch(self._client, self._id, path, recursive, timeout)._open()
+
+
+class Watch:
+    """Changes as they happen. Iterate, and close() or leave the with block when done."""
+
+    def __init__(self, client: Client, sandbox_id: str, path: str, recursive: bool, timeout: Optional[float]) -> None:
+        self._client = client
+        self._state = _WatchState(sandbox_id, path, recursive)
+        self._timeout = timeout
+        self._reply: Optional[Reply] = None
+        self._chunks: Optional[Iterator[bytes]] = None
+        self._attempts = Attempts(client._settings, repeatable=True)
+
+    def _open(self) -> Watch:
+        """Return once the watch is set."""
+        while not self._state.ready:
+            self._pull()
+        return self
+
+    def _pull(self) -> None:
+        try:
+            if self._chunks is None:
+                self._reply = self._client.stream("Files/Watch", self._state.open(), self._timeout)
+                self._chunks = iter(self._reply.chunks())
+            chunk = next(self._chunks, None)
+            self._state.receive(chunk)
+            self._attempts = Attempts(self._client._settings, repeatable=True)
+        except CoveError as err:
+            self._leave()
+            if self._state.closed or self._state.is_quiet(err):
+                self._state.closed = True
+                return
+            self._client._settings.clock.sleep(self._attempts.delay_after(err))
+
+    def __iter__(self) -> Iterator[FileEvent]:
+        while True:
+            yield from self._state.take()
+            if self._state.closed:
+                return
+            self._pull()
+
+    def _leave(self) -> None:
+        reply, self._reply, self._chunks = self._reply, None, None
+        if reply is not None:
+            reply.close()
+
+    def close(self) -> None:
+        """End the watch; a thread that iterates it stops."""
+        self._state.closed = True
+        self._leave()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncFiles:
+    """The files of one sandbox. Relative paths start at the image's working directory."""
+
+    def __init__(self, client: AsyncClient, sandbox_id: str) -> None:
+        self._client, self._id = client, sandbox_id
+
+    async def read(self, path: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The content as text."""
+        return (await self.read_bytes(path)).decode(encoding, errors)
+
+    async def read_bytes(self, path: str, *, offset: int = 0, length: Optional[int] = None) -> bytes:
+        """The content, or a part of it."""
+        first = _first_read(length)
+        data, info = await self._client.call(_calls.read_file(self._id, path, offset, first))
+        if _is_all(data, info, offset, length, first):
+            return data
+        request = _get_file(self._client, self._id, path, offset, length)
+
+        async def attempt() -> bytes:
+            reply = await self._client.content(request)
+            _check_range(reply.status, request)
+            return await read_all(reply)
+
+        return await self._client.retrying(attempt, repeatable=True)
+
+    async def write(
+        self,
+        path: str,
+        data: AsyncContent,
+        *,
+        mode: Optional[int] = None,
+        user: Optional[User] = None,
+        atomic: bool = False,
+        append: bool = False,
+        parents: bool = True,
+    ) -> FileInfo:
+        """Write a file; str as UTF-8. atomic: readers see the old content or the new, never half."""
+        options = WriteOptions(mode, user, atomic, append, parents)
+        content = _content(data)
+        if isinstance(content, bytes):
+            if len(content) <= SMALL_FILE:
+                return await self._client.call(_calls.write_file(self._id, path, content, options))
+            whole = content
+            return await self._put(path, options, lambda: whole, len(whole), repeatable=not append)
+        stream = content if isinstance(content, AsyncIterable) else _off_loop(content)
+        return await self._put(path, options, lambda: stream, None, repeatable=False)
+
+    async def upload(
+        self,
+        local: LocalPath,
+        path: str,
+        *,
+        mode: Optional[int] = None,
+        user: Optional[User] = None,
+        atomic: bool = False,
+        parents: bool = True,
+    ) -> FileInfo:
+        """Copy a local file in; mode is the local file's unless given."""
+        status = os.stat(local)
+        options = WriteOptions(status.st_mode & 0o777 if mode is None else mode, user, atomic, False, parents)
+        return await self._put(path, options, lambda: _off_loop(_read_local(local)), status.st_size, repeatable=True)
+
+    async def _put(
+        self,
+        path: str,
+        options: WriteOptions,
+        body: Callable[[], Union[bytes, AsyncIterable[bytes]]],
+        length: Optional[int],
+        *,
+        repeatable: bool,
+    ) -> FileInfo:
+        async def attempt() -> FileInfo:
+            reply = await self._client.content(_put_file(self._client, self._id, path, options, body(), length))
+            info = _info_of(await read_all(reply))
+            return info if info is not None else await self.stat(path)
+
+        return await self._client.retrying(attempt, repeatable=repeatable)
+
+    async def download(self, path: str, local: LocalPath) -> int:
+        """Copy a file out; its size. The local file appears when it is complete."""
+        request = _get_file(self._client, self._id, path, 0, None)
+
+        async def attempt() -> int:
+            with _Appearing(local) as file:
+                async for data in _by_megabyte(await self._client.content(request)):
+                    await _in_thread(file.write, data)
+                return file.commit()
+
+        return await self._client.retrying(attempt, repeatable=True)
+
+    async def upload_dir(self, local: LocalPath, path: str, *, user: Optional[User] = None) -> None:
+        """Copy the content of a local directory into a directory, which is made where missing."""
+        request = _put_tar(self._client, self._id, path, user)
+
+        async def attempt() -> None:
+            request.body = _off_loop(pack(os.fspath(local)))
+            await read_all(await self._client.content(request))
+
+        await self._client.retrying(attempt, repeatable=True)
+
+    async def download_dir(
+        self, path: str, local: LocalPath, *, max_bytes: Size = _MAX_DIRECTORY, on_unsafe: str = "error"
+    ) -> builtins.list[str]:
+        """Copy the content of a directory into a local one; see Files.download_dir."""
+        limit = parse_size("max_bytes", max_bytes)
+        request = _get_tar(self._client, self._id, path)
+
+        async def attempt() -> builtins.list[str]:
+            with Unpacker(os.fspath(local), max_bytes=limit, on_unsafe=on_unsafe) as unpacker:
+                async for data in _by_megabyte(await self._client.content(request)):
+                    await _in_thread(unpacker.feed, data)
+                await _in_thread(unpacker.finish)
+                return unpacker.skipped
+
+        return await self._client.retrying(attempt, repeatable=True)
+
+    async def list(self, path: str = ".", *, depth: int = 1, limit: int = 10000) -> FileList:
+        """The entries of a directory, down to a depth."""
+        return await self._client.call(_calls.list_files(self._id, path, depth, limit))
+
+    async def stat(self, path: str) -> FileInfo:
+        return await self._client.call(_calls.stat(self._id, path))
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is anything at path; a link counts, wherever it leads."""
+        try:
+            await self.stat(path)
+        except NotFound:
+            return False
+        return True
+
+    async def mkdir(
+        self, path: str, *, parents: bool = True, mode: Optional[int] = None, user: Optional[User] = None
+    ) -> FileInfo:
+        """Make a directory. With parents, missing ones are made and an existing directory is fine."""
+        return await self._client.call(_calls.mkdir(self._id, path, parents, mode, user))
+
+    async def move(self, source: str, target: str) -> FileInfo:
+        return await self._client.call(_calls.move(self._id, source, target))
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        await self._client.call(_calls.remove(self._id, path, recursive))
+
+    async def chmod(self, path: str, mode: int, *, recursive: bool = False) -> None:
+        await self._client.call(_calls.chmod(self._id, path, mode, recursive))
+
+    async def chown(self, path: str, user: User, *, recursive: bool = False) -> None:
+        """user: name, uid, name:group or uid:gid."""
+        await self._client.call(_calls.chown(self._id, path, user, recursive))
+
+    async def watch(self, path: str, *, recursive: bool = False, timeout: Optional[float] = None) -> AsyncWatch:
+        """Changes at or below path, from now on; see Files.watch."""
+        return await AsyncWatch(self._client, self._id, path, recursive, timeout)._open()
+
+
+class AsyncWatch:
+    """Changes as they happen. Iterate, and close() or leave the async with block when done."""
+
+    def __init__(
+        self, client: AsyncClient, sandbox_id: str, path: str, recursive: bool, timeout: Optional[float]
+    ) -> None:
+        self._client = client
+        self._state = _WatchState(sandbox_id, path, recursive)
+        self._timeout = timeout
+        self._reply: Optional[AsyncReply] = None
+        self._chunks: Optional[AsyncIterator[bytes]] = None
+        self._attempts = Attempts(client._settings, repeatable=True)
+
+    async def _open(self) -> AsyncWatch:
+        """Return once the watch is set."""
+        while not self._state.ready:
+            await self._pull()
+        return self
+
+    async def _pull(self) -> None:
+        try:
+            if self._chunks is None:
+                self._reply = await self._client.stream("Files/Watch", self._state.open(), self._timeout)
+                self._chunks = self._reply.chunks()
+            try:
+                chunk = await self._chunks.__anext__()
+            except StopAsyncIteration:
+                chunk = None
+            self._state.receive(chunk)
+            self._attempts = Attempts(self._client._settings, repeatable=True)
+        except CoveError as err:
+            await self._leave()
+            if self._state.closed or self._state.is_quiet(err):
+                self._state.closed = True
+                return
+            await self._client._settings.clock.async_sleep(self._attempts.delay_after(err))
+
+    async def __aiter__(self) -> AsyncIterator[FileEvent]:
+        while True:
+            for event in self._state.take():
+                yield event
+            if self._state.closed:
+                return
+            await self._pull()
+
+    async def _leave(self) -> None:
+        reply, self._reply, self._chunks = self._reply, None, None
+        if reply is not None:
+            await reply.close()
+
+    async def close(self) -> None:
+        """End the watch; a task that iterates it stops."""
+        self._state.closed = True
+        await self._leave()
+
+    async def __aenter__(self) -> AsyncWatch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+# What both kinds share
+
+
+class _WatchState:
+    """One watch over all its streams, without I/O."""
+
+    def __init__(self, sandbox_id: str, path: str, recursive: bool) -> None:
+        self._message = {"sandboxId": sandbox_id, "path": path, "recursive": recursive}
+        self._path = path
+        self._envelopes = EnvelopeReader()
+        self._events: list[FileEvent] = []
+        self.ready = False
+        self.closed = False
+
+    def open(self) -> dict[str, Any]:
+        self._envelopes = EnvelopeReader()
+        return self._message
+
+    def receive(self, chunk: Optional[bytes]) -> None:
+        if chunk is None:
+            raise TransportError("the watch ended", sent=True)
+        for event in self._envelopes.feed(chunk):
+            op, path = event.get("op", ""), event.get("path", "")
+            if op == "ready":
+                if self.ready:
+                    # Set again after a break: what happened in between is not known.
+                    self._events.append(FileEvent(self._path, "overflow"))
+                self.ready = True
+            elif op:
+                self._events.append(FileEvent(path, op))
+
+    def take(self) -> list[FileEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def is_quiet(self, error: CoveError) -> bool:
+        """Whether this is the silence the caller asked to end on."""
+        return self.ready and isinstance(error, NoAnswer)
+
+
+class _Appearing:
+    """A local file that appears, or replaces an older one, only when it is complete."""
+
+    def __init__(self, path: LocalPath) -> None:
+        self._path = os.fspath(path)
+        directory, name = os.path.split(self._path)
+        self._partial = os.path.join(directory, f".{name}.{_calls.new_id()}.part")
+        self._file = open(self._partial, "xb")  # noqa: SIM115 (closed by __exit__)
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def commit(self) -> int:
+        size = self._file.tell()
+        self._file.close()
+        os.replace(self._partial, self._path)
+        return size
+
+    def __enter__(self) -> _Appearing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._partial)
+
+
+def _first_read(length: Optional[int]) -> int:
+    """How much to ask for in the first call."""
+    if length is not None and length < 0:
+        raise InvalidArgument(f"length: {length} is negative", field="length")
+    return SMALL_FILE if length is None else min(length, SMALL_FILE)
+
+
+def _is_all(data: bytes, info: FileInfo, offset: int, length: Optional[int], asked: int) -> bool:
+    """Whether the first read has everything. Files such as those in /proc say that they have size 0."""
+    if length is not None and len(data) >= length:
+        return True
+    return len(data) < asked and info.size <= offset + len(data)
+
+
+def _get_file(
+    client: Union[Client, AsyncClient], sandbox_id: str, path: str, offset: int, length: Optional[int]
+) -> Request:
+    headers: tuple[tuple[str, str], ...] = ()
+    if offset or length is not None:
+        last = "" if length is None else str(offset + length - 1)
+        headers = (("range", f"bytes={offset}-{last}"),)
+    return client._settings.content("GET", sandbox_id, "files", {"path": path}, headers=headers)
+
+
+def _check_range(status: int, request: Request) -> None:
+    if status != 206 and any(name == "range" for name, _ in request.headers):
+        raise Internal("the server ignored the range of a read")
+
+
+def _put_file(
+    client: Union[Client, AsyncClient],
+    sandbox_id: str,
+    path: str,
+    options: WriteOptions,
+    body: Union[bytes, Iterable[bytes], AsyncIterable[bytes]],
+    length: Optional[int],
+) -> Request:
+    headers = () if length is None or isinstance(body, bytes) else (("content-length", str(length)),)
+    return client._settings.content("PUT", sandbox_id, "files", {"path": path, **options.query()}, body, headers)
+
+
+def _get_tar(client: Union[Client, AsyncClient], sandbox_id: str, path: str) -> Request:
+    return client._settings.content("GET", sandbox_id, "tar", {"path": path})
+
+
+def _put_tar(client: Union[Client, AsyncClient], sandbox_id: str, path: str, user: Optional[User]) -> Request:
+    query = {"path": path}
+    if user is not None:
+        query["user"] = str(user)
+    return client._settings.content("PUT", sandbox_id, "tar", query)
+
+
+def _info_of(body: bytes) -> Optional[FileInfo]:
+    """The FileInfo a PUT answers with, where it does."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return None
+    info = answer.get("info", answer) if isinstance(answer, dict) else None
+    return FileInfo.parse(info) if info and "path" in info else None
+
+
+def _content(data: AsyncContent) -> Union[bytes, Iterator[bytes], AsyncIterable[bytes]]:
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    if hasattr(data, "read"):
+        return _read_open(data)
+    if isinstance(data, AsyncIterable):
+        return data
+    if isinstance(data, Iterable):
+        return (as_bytes(item) for item in data)
+    raise InvalidArgument(
+        f"data: {type(data).__name__} is no content", field="data", hint="give str, bytes, an open file or an iterator"
+    )
+
+
+def _read_open(file: Any) -> Iterator[bytes]:
+    while True:
+        data = file.read(CHUNK)
+        if not data:
+            return
+        yield as_bytes(data)
+
+
+def _read_local(path: LocalPath) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        yield from _read_open(file)
+
+
+async def _in_thread(function: Callable[..., T], *args: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+
+async def _off_loop(source: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """An iterator that reads files, run beside the event loop."""
+    while True:
+        data = await _in_thread(next, source, None)
+        if data is None:
+            return
+        yield data
+
+
+async def _by_megabyte(reply: AsyncReply) -> AsyncIterator[bytes]:
+    """The body in pieces large enough to be worth a trip to a thread."""
+    buffer: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in reply.chunks():
+            buffer.append(chunk)
+            size += len(chunk)
+            if size >= CHUNK:
+                yield b"".join(buffer)
+                buffer, size = [], 0
+    finally:
+        await reply.close()
+    if buffer:
+        yield b"".join(buffer)

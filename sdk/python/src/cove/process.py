@@ -1,0 +1,391 @@
+"""Processes in a sandbox: their output as it comes, their input, their end.
+
+A Process reads one output stream. Leaving it does not end the process, and a
+stream that breaks is picked up where it stopped, while the server restarts if
+need be. Writing, signals and resizing are calls of their own, so that one
+thread or task may read while another writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from typing import Any, Callable, Optional, Union
+
+from . import _calls
+from ._core import STREAM_SILENCE
+from ._session import Collector, Listeners, Piece, ProcessSession, TextDecoder
+from ._stdin import NOBODY_READS, as_bytes, cut
+from ._wire import AsyncReply, Reply
+from .client import AsyncClient, Client
+from .errors import CoveError
+from .models import End, Output, Result
+
+Listener = Callable[[str], Any]
+AsyncListener = Callable[[str], Any]
+"""May be a coroutine function."""
+
+
+class _ProcessState:
+    """What a process tells about itself; the same for both kinds."""
+
+    def __init__(self, session: ProcessSession) -> None:
+        self._session = session
+        self._decoder = TextDecoder()
+        self._pending: list[Piece] = []  # came together with the start
+
+    @property
+    def exec_id(self) -> str:
+        """Names the process within its sandbox; attach(exec_id) comes back to it."""
+        return self._session.exec_id
+
+    @property
+    def pid(self) -> int:
+        """As code inside sees it."""
+        return self._session.pid
+
+    @property
+    def offset(self) -> int:
+        """Bytes of output read so far, all streams together."""
+        return self._session.offset
+
+    @property
+    def replayed(self) -> bool:
+        """The exec_id had been started before: this is that process, nothing new runs."""
+        return self._session.replayed
+
+    @property
+    def lost(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of output the server no longer held."""
+        return tuple(self._session.lost)
+
+    @property
+    def end(self) -> Optional[End]:
+        """How it ended; None until the end has been read."""
+        return self._session.end
+
+    def __repr__(self) -> str:
+        state = str(self.end) if self.end else "running"
+        return f"<{type(self).__name__} {self.exec_id} pid {self.pid} {state}>"
+
+
+class Process(_ProcessState):
+    """A process that was started or attached to. Iterate over its output, or wait() for its end."""
+
+    def __init__(self, client: Client, session: ProcessSession) -> None:
+        super().__init__(session)
+        self._client = client
+        self._reply: Optional[Reply] = None
+        self._chunks: Optional[Iterator[bytes]] = None
+
+    def _open(self) -> Process:
+        """Return once the process exists."""
+        while not self._session.started and self._session.end is None:
+            pieces = self._pull()
+            if pieces is None:
+                break
+            self._pending += pieces
+        return self
+
+    def _pull(self) -> Optional[list[Piece]]:
+        """The output of the next chunk that has news; None once the stream is over."""
+        session = self._session
+        while True:
+            try:
+                if self._chunks is None:
+                    if session.end is not None:
+                        return None
+                    method, message = session.open()
+                    self._reply = self._client.stream(method, message, STREAM_SILENCE)
+                    self._chunks = iter(self._reply.chunks())
+                chunk = next(self._chunks, None)
+                if chunk is not None:
+                    was_started = session.started
+                    pieces = session.receive(chunk)
+                    if pieces or session.started != was_started:
+                        return pieces
+                    continue
+                self.close()
+                session.body_ended()
+            except CoveError as err:
+                self.close()
+                if session.end is not None:
+                    return None  # all has come; how the connection went does not matter
+                delay = session.broke(err, self._client._settings.backoff)
+                self._client._settings.clock.sleep(delay)
+
+    def _pieces(self) -> Iterator[list[Piece]]:
+        if self._pending:
+            pending, self._pending = self._pending, []
+            yield pending
+        while True:
+            pieces = self._pull()
+            if pieces is None:
+                return
+            yield pieces
+
+    def __iter__(self) -> Iterator[Output]:
+        """Output as it comes, until the process ends."""
+        for pieces in self._pieces():
+            for piece in pieces:
+                yield self._decoder.output(piece)
+
+    def wait(self, *, on_stdout: Optional[Listener] = None, on_stderr: Optional[Listener] = None) -> Result:
+        """Read to the end. The result has the output that was not read by iterating."""
+        collector = Collector()
+        listeners = Listeners(on_stdout, on_stderr)
+        for pieces in self._pieces():
+            collector.add(pieces)
+            if listeners:
+                for callback, text in listeners.calls(pieces):
+                    callback(text)
+        for callback, text in listeners.last_calls():
+            callback(text)
+        return collector.result(self._session)
+
+    def write(self, data: Union[str, bytes]) -> None:
+        """Write to stdin; needs start(…, stdin=True) or a pty."""
+        for piece in cut(as_bytes(data)):
+            self._client.call(_calls.send_input(self._session.sandbox_id, self.exec_id, piece))
+
+    def close_stdin(self) -> None:
+        self._client.call(_calls.close_input(self._session.sandbox_id, self.exec_id))
+
+    def signal(self, signal: Union[str, int], *, process_only: bool = False) -> None:
+        """Send a signal ("SIGTERM", "TERM" or 15) to the whole process tree, or to the process alone."""
+        self._client.call(_calls.signal(self._session.sandbox_id, self.exec_id, signal, process_only))
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree. Nothing happens if it has ended."""
+        with contextlib.suppress(*NOBODY_READS):
+            self.signal("SIGKILL")
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Tell a process on a pty its new terminal size."""
+        self._client.call(_calls.resize(self._session.sandbox_id, self.exec_id, rows, cols))
+
+    def close(self) -> None:
+        """Leave the output stream. The process runs on."""
+        reply, self._reply, self._chunks = self._reply, None, None
+        if reply is not None:
+            reply.close()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class StdinPump:
+    """Sends stdin from a thread while the caller reads output.
+
+    If the source fails, the process is killed rather than left with half an
+    input it would take for the whole.
+    """
+
+    def __init__(self, process: Process, source: Iterator[bytes]) -> None:
+        self._process, self._source = process, source
+        self._stop = threading.Event()
+        self._error: Optional[BaseException] = None
+        self._thread = threading.Thread(target=self._run, name=f"cove-stdin-{process.exec_id}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for piece in self._source:
+                if self._stop.is_set():
+                    return
+                self._process.write(piece)
+            self._process.close_stdin()
+        except NOBODY_READS:
+            return
+        except BaseException as err:
+            self._error = err
+            with contextlib.suppress(CoveError):
+                self._process.kill()
+
+    def finish(self) -> None:
+        """The process has ended. Raises what the source raised.
+
+        A source blocked in a read of its own (a terminal, say) is not waited
+        for: its thread ends with its next piece.
+        """
+        self._stop.set()
+        self._thread.join(timeout=1.0)
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """The reader left; the process keeps what it was given."""
+        self._stop.set()
+
+
+class AsyncProcess(_ProcessState):
+    """A process that was started or attached to. Iterate over its output, or wait() for its end."""
+
+    def __init__(self, client: AsyncClient, session: ProcessSession) -> None:
+        super().__init__(session)
+        self._client = client
+        self._reply: Optional[AsyncReply] = None
+        self._chunks: Optional[AsyncIterator[bytes]] = None
+
+    async def _open(self) -> AsyncProcess:
+        """Return once the process exists."""
+        while not self._session.started and self._session.end is None:
+            pieces = await self._pull()
+            if pieces is None:
+                break
+            self._pending += pieces
+        return self
+
+    async def _pull(self) -> Optional[list[Piece]]:
+        """The output of the next chunk that has news; None once the stream is over."""
+        session = self._session
+        while True:
+            try:
+                if self._chunks is None:
+                    if session.end is not None:
+                        return None
+                    method, message = session.open()
+                    self._reply = await self._client.stream(method, message, STREAM_SILENCE)
+                    self._chunks = self._reply.chunks()
+                chunk = await _next(self._chunks)
+                if chunk is not None:
+                    was_started = session.started
+                    pieces = session.receive(chunk)
+                    if pieces or session.started != was_started:
+                        return pieces
+                    continue
+                await self.close()
+                session.body_ended()
+            except CoveError as err:
+                await self.close()
+                if session.end is not None:
+                    return None  # all has come; how the connection went does not matter
+                delay = session.broke(err, self._client._settings.backoff)
+                await self._client._settings.clock.async_sleep(delay)
+
+    async def _pieces(self) -> AsyncIterator[list[Piece]]:
+        if self._pending:
+            pending, self._pending = self._pending, []
+            yield pending
+        while True:
+            pieces = await self._pull()
+            if pieces is None:
+                return
+            yield pieces
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """Output as it comes, until the process ends."""
+        async for pieces in self._pieces():
+            for piece in pieces:
+                yield self._decoder.output(piece)
+
+    async def wait(
+        self, *, on_stdout: Optional[AsyncListener] = None, on_stderr: Optional[AsyncListener] = None
+    ) -> Result:
+        """Read to the end. The result has the output that was not read by iterating."""
+        collector = Collector()
+        listeners = Listeners(on_stdout, on_stderr)
+        async for pieces in self._pieces():
+            collector.add(pieces)
+            if listeners:
+                for callback, text in listeners.calls(pieces):
+                    await _maybe(callback(text))
+        for callback, text in listeners.last_calls():
+            await _maybe(callback(text))
+        return collector.result(self._session)
+
+    async def write(self, data: Union[str, bytes]) -> None:
+        """Write to stdin; needs start(…, stdin=True) or a pty."""
+        for piece in cut(as_bytes(data)):
+            await self._client.call(_calls.send_input(self._session.sandbox_id, self.exec_id, piece))
+
+    async def close_stdin(self) -> None:
+        await self._client.call(_calls.close_input(self._session.sandbox_id, self.exec_id))
+
+    async def signal(self, signal: Union[str, int], *, process_only: bool = False) -> None:
+        """Send a signal ("SIGTERM", "TERM" or 15) to the whole process tree, or to the process alone."""
+        await self._client.call(_calls.signal(self._session.sandbox_id, self.exec_id, signal, process_only))
+
+    async def kill(self) -> None:
+        """SIGKILL to the whole tree. Nothing happens if it has ended."""
+        with contextlib.suppress(*NOBODY_READS):
+            await self.signal("SIGKILL")
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Tell a process on a pty its new terminal size."""
+        await self._client.call(_calls.resize(self._session.sandbox_id, self.exec_id, rows, cols))
+
+    async def close(self) -> None:
+        """Leave the output stream. The process runs on."""
+        reply, chunks = self._reply, self._chunks
+        self._reply = self._chunks = None
+        if reply is not None:
+            await reply.close()
+        if chunks is not None and inspect.isasyncgen(chunks):
+            await chunks.aclose()
+
+    async def __aenter__(self) -> AsyncProcess:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncStdinPump:
+    """Sends stdin from a task while the caller reads output; see StdinPump."""
+
+    def __init__(self, process: AsyncProcess, source: Union[Iterator[bytes], AsyncIterable[Any]]) -> None:
+        self._process, self._source = process, source
+        self._error: Optional[Exception] = None
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        try:
+            if isinstance(self._source, AsyncIterable):
+                async for item in self._source:
+                    await self._process.write(item)
+            else:
+                # A file may block, and a generator may run user code that does:
+                # neither on the event loop.
+                loop = asyncio.get_running_loop()
+                while True:
+                    piece = await loop.run_in_executor(None, next, self._source, None)
+                    if piece is None:
+                        break
+                    await self._process.write(piece)
+            await self._process.close_stdin()
+        except NOBODY_READS:
+            return
+        except Exception as err:
+            self._error = err
+            with contextlib.suppress(CoveError):
+                await self._process.kill()
+
+    async def finish(self) -> None:
+        """The process has ended. Raises what the source raised."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """The reader left; the process keeps what it was given."""
+        self._task.cancel()
+
+
+async def _next(chunks: AsyncIterator[bytes]) -> Optional[bytes]:
+    try:
+        return await chunks.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+async def _maybe(value: Any) -> None:
+    if inspect.isawaitable(value):
+        await value

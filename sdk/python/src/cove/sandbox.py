@@ -1,0 +1,469 @@
+"""Sandboxes: isolated Linux machines that run code nobody has read."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Optional, Union, cast
+
+from . import _calls
+from ._calls import Command, Created
+from ._session import ProcessSession
+from ._stdin import AsyncStdin, Stdin, split
+from ._values import Seconds, Size
+from .client import AsyncClient, Client, default_async_client, default_client
+from .errors import CoveError, SandboxEnded
+from .files import AsyncFiles, Files
+from .models import End, ProcessList, Result, SandboxInfo, Stats
+from .process import AsyncListener, AsyncProcess, AsyncStdinPump, Listener, Process, StdinPump
+
+User = Union[str, int]
+TermSize = tuple[int, int]
+"""Rows and columns."""
+
+
+class _SandboxState:
+    """What a sandbox object knows without asking."""
+
+    def __init__(self, info: SandboxInfo, node_time: float = 0.0) -> None:
+        self.last_info = info
+        """The sandbox as this object last saw it; info() asks again."""
+        self.node_time = node_time
+        """Seconds the node itself took for the create or the latest reset made by this object."""
+
+    @property
+    def id(self) -> str:
+        return self.last_info.id
+
+    def _created(self, created: Created) -> SandboxInfo:
+        self.last_info, self.node_time = created.info, created.node_time
+        return created.info
+
+    def _seen(self, info: SandboxInfo) -> SandboxInfo:
+        self.last_info = info
+        return info
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.last_info.image} {self.last_info.state}>"
+
+
+def _alive(info: SandboxInfo) -> SandboxInfo:
+    if info.end is not None or info.state == "ended":
+        raise SandboxEnded(f"sandbox {info.id} has ended: {info.end}", hint="create a new one")
+    return info
+
+
+def _end(info: SandboxInfo) -> End:
+    return info.end if info.end is not None else End(cause="")
+
+
+class Sandbox(_SandboxState):
+    """A sandbox. As a context manager it is killed on the way out.
+
+    >>> with Sandbox.create() as sb:
+    ...     print(sb.exec("uname -a").stdout)
+    """
+
+    def __init__(self, client: Client, info: SandboxInfo, node_time: float = 0.0) -> None:
+        """Use create(), connect() or list()."""
+        super().__init__(info, node_time)
+        self._client = client
+        self.files = Files(client, info.id)
+
+    @classmethod
+    def create(
+        cls,
+        image: str = "base",
+        *,
+        cpu: Optional[float] = None,
+        memory: Optional[Size] = None,
+        memory_limit: Optional[Size] = None,
+        disk: Optional[Size] = None,
+        pids: Optional[int] = None,
+        timeout: Optional[Seconds] = None,
+        idle_timeout: Optional[Seconds] = None,
+        env: Optional[Mapping[str, str]] = None,
+        labels: Optional[Mapping[str, str]] = None,
+        idempotency_key: Optional[str] = None,
+        create_timeout: Optional[float] = None,
+        client: Optional[Client] = None,
+    ) -> Sandbox:
+        """Make a sandbox; it is running when this returns.
+
+        memory is reserved, memory_limit is where the sandbox ends with oom
+        (default: the same). timeout: seconds it lives; idle_timeout: seconds it
+        may do nothing. The same idempotency_key gives the same sandbox.
+        create_timeout: seconds to wait while the server is full.
+        """
+        client = client or default_client()
+        call = _calls.create_sandbox(
+            image=image,
+            cpu=cpu,
+            memory=memory,
+            memory_limit=memory_limit,
+            disk=disk,
+            pids=pids,
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+            env=env,
+            labels=labels,
+            idempotency_key=idempotency_key,
+        )
+        created = client.call(call, create_timeout)
+        return cls(client, created.info, created.node_time)
+
+    @classmethod
+    def connect(cls, id: str, *, client: Optional[Client] = None) -> Sandbox:
+        """A sandbox that lives; SandboxEnded if it does not any more."""
+        client = client or default_client()
+        return cls(client, _alive(client.call(_calls.get_sandbox(id))))
+
+    @staticmethod
+    def get_info(id: str, *, client: Optional[Client] = None) -> SandboxInfo:
+        """What is known of a sandbox, ended or not."""
+        return (client or default_client()).call(_calls.get_sandbox(id))
+
+    @classmethod
+    def list(
+        cls,
+        labels: Optional[Mapping[str, str]] = None,
+        *,
+        states: Optional[Sequence[str]] = None,
+        page_size: int = 100,
+        client: Optional[Client] = None,
+    ) -> Iterator[Sandbox]:
+        """Every sandbox that has all the labels, newest first; page by page as you iterate.
+
+        states: creating, running, ending, ended; default is every one but ended.
+        """
+        client = client or default_client()
+        token = ""
+        while True:
+            page = client.call(_calls.list_sandboxes(labels, states, page_size, token))
+            for info in page.sandboxes:
+                yield cls(client, info)
+            token = page.next_token
+            if not token:
+                return
+
+    @staticmethod
+    def kill_by_label(labels: Mapping[str, str], *, client: Optional[Client] = None) -> builtins.list[str]:
+        """End every live sandbox that has all the labels; their ids."""
+        return (client or default_client()).call(_calls.kill_by_label(labels))
+
+    def exec(
+        self,
+        cmd: Command,
+        *,
+        cwd: Optional[str] = None,
+        env: Optional[Mapping[str, str]] = None,
+        user: Optional[User] = None,
+        timeout: Optional[Seconds] = None,
+        stdin: Optional[Stdin] = None,
+        exec_id: Optional[str] = None,
+        pty: Optional[TermSize] = None,
+        on_stdout: Optional[Listener] = None,
+        on_stderr: Optional[Listener] = None,
+    ) -> Result:
+        """Run a command to its end: a str by the shell, a list as an argument vector.
+
+        A non-zero exit does not raise. At the timeout the whole process tree is
+        killed, what was printed is kept, and end.cause is "deadline". The same
+        exec_id runs once: again, it returns the first run's result.
+        """
+        input, source = split(stdin)
+        process = self._process(cmd, exec_id, cwd, env, user, timeout, input, source is not None, pty)
+        with process:
+            if source is None:
+                return process.wait(on_stdout=on_stdout, on_stderr=on_stderr)
+            pump = StdinPump(process._open(), cast("Iterator[bytes]", source))
+            try:
+                result = process.wait(on_stdout=on_stdout, on_stderr=on_stderr)
+            except BaseException:
+                pump.abandon()
+                raise
+            pump.finish()
+            return result
+
+    def start(
+        self,
+        cmd: Command,
+        *,
+        cwd: Optional[str] = None,
+        env: Optional[Mapping[str, str]] = None,
+        user: Optional[User] = None,
+        timeout: Optional[Seconds] = None,
+        stdin: Union[bool, str, bytes] = False,
+        exec_id: Optional[str] = None,
+        pty: Optional[TermSize] = None,
+    ) -> Process:
+        """Start a process and return when it exists.
+
+        stdin=True keeps stdin open for write(); text or bytes are the whole of
+        it. pty=(rows, cols) runs it on a terminal, which can always be written to.
+        """
+        input, keep_open = _start_stdin(stdin, pty)
+        return self._process(cmd, exec_id, cwd, env, user, timeout, input, keep_open, pty)._open()
+
+    def attach(self, exec_id: str, offset: int = 0) -> Process:
+        """Read a process that was started before, from a byte of its output on."""
+        return Process(self._client, ProcessSession(self.id, exec_id, None, offset))._open()
+
+    def _process(
+        self,
+        cmd: Command,
+        exec_id: Optional[str],
+        cwd: Optional[str],
+        env: Optional[Mapping[str, str]],
+        user: Optional[User],
+        timeout: Optional[Seconds],
+        input: Optional[bytes],
+        open_stdin: bool,
+        pty: Optional[TermSize],
+    ) -> Process:
+        spec = _calls.process_spec(
+            cmd,
+            exec_id=exec_id,
+            cwd=cwd,
+            env=env,
+            user=user,
+            timeout=timeout,
+            input=input,
+            open_stdin=open_stdin,
+            pty=pty,
+        )
+        return Process(self._client, ProcessSession(self.id, spec["execId"], spec))
+
+    def processes(self) -> ProcessList:
+        """Processes started through the API, and every task inside."""
+        return self._client.call(_calls.list_processes(self.id))
+
+    def reset(self) -> SandboxInfo:
+        """Back to a pristine image: no file, process, socket or variable of before is left."""
+        return self._created(self._client.call(_calls.reset(self.id)))
+
+    def kill(self) -> End:
+        """End the sandbox; nothing of it is left on return. An ended one answers with its first end."""
+        return _end(self._seen(self._client.call(_calls.kill(self.id))))
+
+    def set_timeout(self, timeout: Optional[Seconds]) -> SandboxInfo:
+        """Let it live for so many seconds from now; None or 0: until it is killed."""
+        return self._seen(self._client.call(_calls.set_timeout(self.id, timeout)))
+
+    def stats(self) -> Stats:
+        return self._client.call(_calls.stats(self.id))
+
+    def info(self) -> SandboxInfo:
+        return self._seen(self._client.call(_calls.get_sandbox(self.id)))
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None:
+            self.kill()
+            return
+        with contextlib.suppress(CoveError):  # the error under way tells more
+            self.kill()
+
+
+class AsyncSandbox(_SandboxState):
+    """A sandbox for asyncio. As an async context manager it is killed on the way out.
+
+    >>> async with await AsyncSandbox.create() as sb:
+    ...     print((await sb.exec("uname -a")).stdout)
+    """
+
+    def __init__(self, client: AsyncClient, info: SandboxInfo, node_time: float = 0.0) -> None:
+        """Use create(), connect() or list()."""
+        super().__init__(info, node_time)
+        self._client = client
+        self.files = AsyncFiles(client, info.id)
+
+    @classmethod
+    async def create(
+        cls,
+        image: str = "base",
+        *,
+        cpu: Optional[float] = None,
+        memory: Optional[Size] = None,
+        memory_limit: Optional[Size] = None,
+        disk: Optional[Size] = None,
+        pids: Optional[int] = None,
+        timeout: Optional[Seconds] = None,
+        idle_timeout: Optional[Seconds] = None,
+        env: Optional[Mapping[str, str]] = None,
+        labels: Optional[Mapping[str, str]] = None,
+        idempotency_key: Optional[str] = None,
+        create_timeout: Optional[float] = None,
+        client: Optional[AsyncClient] = None,
+    ) -> AsyncSandbox:
+        """Make a sandbox; see Sandbox.create."""
+        client = client or default_async_client()
+        call = _calls.create_sandbox(
+            image=image,
+            cpu=cpu,
+            memory=memory,
+            memory_limit=memory_limit,
+            disk=disk,
+            pids=pids,
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+            env=env,
+            labels=labels,
+            idempotency_key=idempotency_key,
+        )
+        created = await client.call(call, create_timeout)
+        return cls(client, created.info, created.node_time)
+
+    @classmethod
+    async def connect(cls, id: str, *, client: Optional[AsyncClient] = None) -> AsyncSandbox:
+        """A sandbox that lives; SandboxEnded if it does not any more."""
+        client = client or default_async_client()
+        return cls(client, _alive(await client.call(_calls.get_sandbox(id))))
+
+    @staticmethod
+    async def get_info(id: str, *, client: Optional[AsyncClient] = None) -> SandboxInfo:
+        """What is known of a sandbox, ended or not."""
+        return await (client or default_async_client()).call(_calls.get_sandbox(id))
+
+    @classmethod
+    async def list(
+        cls,
+        labels: Optional[Mapping[str, str]] = None,
+        *,
+        states: Optional[Sequence[str]] = None,
+        page_size: int = 100,
+        client: Optional[AsyncClient] = None,
+    ) -> AsyncIterator[AsyncSandbox]:
+        """Every sandbox that has all the labels, newest first; see Sandbox.list."""
+        client = client or default_async_client()
+        token = ""
+        while True:
+            page = await client.call(_calls.list_sandboxes(labels, states, page_size, token))
+            for info in page.sandboxes:
+                yield cls(client, info)
+            token = page.next_token
+            if not token:
+                return
+
+    @staticmethod
+    async def kill_by_label(labels: Mapping[str, str], *, client: Optional[AsyncClient] = None) -> builtins.list[str]:
+        """End every live sandbox that has all the labels; their ids."""
+        return await (client or default_async_client()).call(_calls.kill_by_label(labels))
+
+    async def exec(
+        self,
+        cmd: Command,
+        *,
+        cwd: Optional[str] = None,
+        env: Optional[Mapping[str, str]] = None,
+        user: Optional[User] = None,
+        timeout: Optional[Seconds] = None,
+        stdin: Optional[AsyncStdin] = None,
+        exec_id: Optional[str] = None,
+        pty: Optional[TermSize] = None,
+        on_stdout: Optional[AsyncListener] = None,
+        on_stderr: Optional[AsyncListener] = None,
+    ) -> Result:
+        """Run a command to its end; see Sandbox.exec.
+
+        Cancelling leaves the command running: use timeout, or start() and kill().
+        """
+        input, source = split(stdin)
+        process = self._process(cmd, exec_id, cwd, env, user, timeout, input, source is not None, pty)
+        async with process:
+            if source is None:
+                return await process.wait(on_stdout=on_stdout, on_stderr=on_stderr)
+            pump = AsyncStdinPump(await process._open(), source)
+            try:
+                result = await process.wait(on_stdout=on_stdout, on_stderr=on_stderr)
+            except BaseException:
+                pump.abandon()
+                raise
+            await pump.finish()
+            return result
+
+    async def start(
+        self,
+        cmd: Command,
+        *,
+        cwd: Optional[str] = None,
+        env: Optional[Mapping[str, str]] = None,
+        user: Optional[User] = None,
+        timeout: Optional[Seconds] = None,
+        stdin: Union[bool, str, bytes] = False,
+        exec_id: Optional[str] = None,
+        pty: Optional[TermSize] = None,
+    ) -> AsyncProcess:
+        """Start a process and return when it exists; see Sandbox.start."""
+        input, keep_open = _start_stdin(stdin, pty)
+        return await self._process(cmd, exec_id, cwd, env, user, timeout, input, keep_open, pty)._open()
+
+    async def attach(self, exec_id: str, offset: int = 0) -> AsyncProcess:
+        """Read a process that was started before, from a byte of its output on."""
+        return await AsyncProcess(self._client, ProcessSession(self.id, exec_id, None, offset))._open()
+
+    def _process(
+        self,
+        cmd: Command,
+        exec_id: Optional[str],
+        cwd: Optional[str],
+        env: Optional[Mapping[str, str]],
+        user: Optional[User],
+        timeout: Optional[Seconds],
+        input: Optional[bytes],
+        open_stdin: bool,
+        pty: Optional[TermSize],
+    ) -> AsyncProcess:
+        spec = _calls.process_spec(
+            cmd,
+            exec_id=exec_id,
+            cwd=cwd,
+            env=env,
+            user=user,
+            timeout=timeout,
+            input=input,
+            open_stdin=open_stdin,
+            pty=pty,
+        )
+        return AsyncProcess(self._client, ProcessSession(self.id, spec["execId"], spec))
+
+    async def processes(self) -> ProcessList:
+        """Processes started through the API, and every task inside."""
+        return await self._client.call(_calls.list_processes(self.id))
+
+    async def reset(self) -> SandboxInfo:
+        """Back to a pristine image: no file, process, socket or variable of before is left."""
+        return self._created(await self._client.call(_calls.reset(self.id)))
+
+    async def kill(self) -> End:
+        """End the sandbox; nothing of it is left on return. An ended one answers with its first end."""
+        return _end(self._seen(await self._client.call(_calls.kill(self.id))))
+
+    async def set_timeout(self, timeout: Optional[Seconds]) -> SandboxInfo:
+        """Let it live for so many seconds from now; None or 0: until it is killed."""
+        return self._seen(await self._client.call(_calls.set_timeout(self.id, timeout)))
+
+    async def stats(self) -> Stats:
+        return await self._client.call(_calls.stats(self.id))
+
+    async def info(self) -> SandboxInfo:
+        return self._seen(await self._client.call(_calls.get_sandbox(self.id)))
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return self
+
+    async def __aexit__(self, kind: Any, *_: object) -> None:
+        if kind is None:
+            await self.kill()
+            return
+        with contextlib.suppress(CoveError):  # the error under way tells more
+            await self.kill()
+
+
+def _start_stdin(stdin: Union[bool, str, bytes], pty: Optional[TermSize]) -> tuple[Optional[bytes], bool]:
+    if isinstance(stdin, (str, bytes)):
+        return (stdin.encode() if isinstance(stdin, str) else stdin), False
+    return None, bool(stdin) or pty is not None
