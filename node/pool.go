@@ -326,7 +326,7 @@ func (p *pool) stepLocked(now time.Time) time.Duration {
 	deficit := p.target - len(p.ready) - max(p.booting-len(p.waiters), 0)
 	if deficit <= 0 || len(p.waiters) > 0 {
 		p.putOff = time.Time{}
-		if surplus := len(p.ready) - p.target; surplus > 0 && now.Sub(p.created) >= shrinkAfter {
+		if surplus := len(p.ready) - p.target; surplus > 0 && (p.free < 0 || now.Sub(p.created) >= shrinkAfter) {
 			w := p.ready[0]
 			p.ready = p.ready[1:]
 			close(w.taken)

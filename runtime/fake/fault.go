@@ -38,6 +38,13 @@ func (d *Driver) Fail(op Op, errs ...error) {
 	d.faults.fail[op] = append(d.faults.fail[op], errs...)
 }
 
+// Heal takes back what Fail asked for and has not happened yet.
+func (d *Driver) Heal() {
+	d.faults.mu.Lock()
+	defer d.faults.mu.Unlock()
+	d.faults.fail = nil
+}
+
 // Hook runs f at the start of every op from now on; nil takes it away. An
 // error from f is the operation's.
 func (d *Driver) Hook(op Op, f func(ctx context.Context, id string) error) {
