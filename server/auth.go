@@ -1,0 +1,176 @@
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+	"github.com/cove-sandbox/cove/wire"
+)
+
+// A secret is "cove_" and 256 random bits. With that much randomness a plain
+// SHA-256 is enough (there is nothing to guess), and looking the hash up needs
+// no constant time: timing tells about a hash that nobody can aim.
+const (
+	secretPrefix = "cove_"
+	secretBytes  = 32
+	secretLen    = len(secretPrefix) + 43 // base64 without padding
+)
+
+func newSecret(rand io.Reader) (secret string, hash [sha256.Size]byte, err error) {
+	var b [secretBytes]byte
+	if _, err := io.ReadFull(rand, b[:]); err != nil {
+		return "", hash, fmt.Errorf("no randomness for a key: %w", err)
+	}
+	secret = secretPrefix + base64.RawURLEncoding.EncodeToString(b[:])
+	return secret, sha256.Sum256([]byte(secret)), nil
+}
+
+// keyring remembers which secrets are good, so that a call costs a hash and a
+// map look-up instead of a query.
+type keyring struct {
+	store store.Keys
+
+	mu    sync.RWMutex
+	known map[[sha256.Size]byte]*keyUse
+	gen   uint64 // counts revocations: a look-up that began before one is not remembered
+}
+
+type keyUse struct {
+	id      string
+	last    atomic.Int64 // unix nanoseconds of the last call
+	flushed atomic.Int64 // what the store was told
+}
+
+func (k *keyring) init(st store.Keys) {
+	k.store, k.known = st, map[[sha256.Size]byte]*keyUse{}
+}
+
+// find returns the key of a secret; sandbox.ErrNotFound if there is none.
+func (k *keyring) find(ctx context.Context, secret string) (*keyUse, error) {
+	if len(secret) != secretLen || !strings.HasPrefix(secret, secretPrefix) {
+		return nil, sandbox.ErrNotFound // not worth a query
+	}
+	hash := sha256.Sum256([]byte(secret))
+	k.mu.RLock()
+	use, gen := k.known[hash], k.gen
+	k.mu.RUnlock()
+	if use != nil {
+		return use, nil
+	}
+	key, err := k.store.KeyByHash(ctx, hash[:])
+	if err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.known[hash] != nil {
+		return k.known[hash], nil
+	}
+	use = &keyUse{id: key.ID}
+	if !key.LastUsedAt.IsZero() {
+		use.last.Store(key.LastUsedAt.UnixNano())
+		use.flushed.Store(key.LastUsedAt.UnixNano())
+	}
+	if k.gen != gen { // it may be the one that was revoked; the next call asks again
+		return use, nil
+	}
+	k.known[hash] = use
+	return use, nil
+}
+
+// forget makes the next call with the key's secret ask the store.
+func (k *keyring) forget(id string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.gen++
+	for h, use := range k.known {
+		if use.id == id {
+			delete(k.known, h)
+		}
+	}
+}
+
+// lastUsed is what this process knows and the store may not yet.
+func (k *keyring) lastUsed() map[string]time.Time {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	out := make(map[string]time.Time, len(k.known))
+	for _, use := range k.known {
+		if n := use.last.Load(); n != 0 {
+			out[use.id] = time.Unix(0, n)
+		}
+	}
+	return out
+}
+
+// flush tells the store when keys were last used. Once a minute: a write per
+// call would cost more than the call.
+func (k *keyring) flush(ctx context.Context, log *slog.Logger) {
+	k.mu.RLock()
+	uses := make([]*keyUse, 0, len(k.known))
+	for _, use := range k.known {
+		uses = append(uses, use)
+	}
+	k.mu.RUnlock()
+	for _, use := range uses {
+		last := use.last.Load()
+		if last == use.flushed.Load() {
+			continue
+		}
+		if err := k.store.TouchKey(ctx, use.id, time.Unix(0, last)); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+			log.Warn("cannot record the use of a key", "key", use.id, "err", err)
+			continue
+		}
+		use.flushed.Store(last)
+	}
+}
+
+type keyContext struct{}
+
+// keyFrom is the id of the key a call came with, for the log.
+func keyFrom(ctx context.Context) string {
+	id, _ := ctx.Value(keyContext{}).(string)
+	return id
+}
+
+// authenticate lets nothing through without a good key.
+func (s *Server) authenticate(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		use, err := s.checkKey(r)
+		if err != nil {
+			wire.WriteError(w, r, sandbox.WithOp("auth", err))
+			return
+		}
+		use.last.Store(s.cfg.Clock().UnixNano())
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), keyContext{}, use.id)))
+	})
+}
+
+func (s *Server) checkKey(r *http.Request) (*keyUse, error) {
+	const hint = `run "cove env" on the server's machine and set COVE_KEY; over HTTP send "Authorization: Bearer $COVE_KEY"`
+	header := r.Header.Get("Authorization")
+	if header == "" {
+		return nil, &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "no API key", Hint: hint}
+	}
+	scheme, secret, _ := strings.Cut(header, " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return nil, &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "Authorization is not a Bearer key", Hint: hint}
+	}
+	use, err := s.keys.find(r.Context(), strings.TrimSpace(secret))
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return nil, &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key is wrong or was revoked", Hint: hint}
+	}
+	return use, err
+}

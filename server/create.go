@@ -1,0 +1,267 @@
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+	"github.com/cove-sandbox/cove/wire"
+)
+
+// createTimeout bounds a creation that its caller may have left. A create
+// takes milliseconds from a warm kernel and well under a second without.
+const createTimeout = 60 * time.Second
+
+// undoTimeout bounds taking back what a failed call made.
+const undoTimeout = 20 * time.Second
+
+// creates knows the creations under way, by id and by idempotency key.
+type creates struct {
+	mu    sync.Mutex
+	byID  map[string]chan struct{} // closed when the creation is over
+	byKey map[string]*creation
+}
+
+// creation is one idempotent create; its fields below done are set before done
+// is closed and do not change after.
+type creation struct {
+	hash string
+	done chan struct{}
+
+	sb  sandbox.Sandbox
+	err error
+}
+
+func (c *creates) init() {
+	c.byID, c.byKey = map[string]chan struct{}{}, map[string]*creation{}
+}
+
+// begin marks id as being created until the returned function is called.
+func (c *creates) begin(id string) (end func()) {
+	done := make(chan struct{})
+	c.mu.Lock()
+	c.byID[id] = done
+	c.mu.Unlock()
+	return func() {
+		c.mu.Lock()
+		delete(c.byID, id)
+		c.mu.Unlock()
+		close(done)
+	}
+}
+
+// pending is closed when id's creation is over; nil if none is under way.
+func (c *creates) pending(id string) <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.byID[id]
+}
+
+// join returns the creation under way with a key, or makes one that the caller
+// then leads.
+func (c *creates) join(key, hash string) (cr *creation, lead bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if cr := c.byKey[key]; cr != nil {
+		return cr, false
+	}
+	cr = &creation{hash: hash, done: make(chan struct{})}
+	c.byKey[key] = cr
+	return cr, true
+}
+
+func (c *creates) leave(key string, cr *creation) {
+	c.mu.Lock()
+	delete(c.byKey, key)
+	c.mu.Unlock()
+	close(cr.done)
+}
+
+// Create returns when both the store's record and the node's are durable; the
+// two are made at the same time.
+//
+// A caller that leaves half-way: with an idempotency key the creation goes on,
+// because the retry will ask for it; without one nobody can know the id, so
+// the sandbox is taken back. A creation that fails leaves no sandbox, no
+// record and no key: the same key may be tried again.
+func (s sandboxService) Create(ctx context.Context, r *connect.Request[covev1.CreateSandboxRequest]) (*connect.Response[covev1.CreateSandboxResponse], error) {
+	if s.calls.isDraining() {
+		return nil, stopping()
+	}
+	spec, err := wire.SpecFrom(r.Msg.Spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := sandbox.ValidateIdempotencyKey("idempotency_key", r.Msg.IdempotencyKey); err != nil {
+		return nil, err
+	}
+	var sb sandbox.Sandbox
+	var took time.Duration
+	var existed bool
+	if r.Msg.IdempotencyKey == "" {
+		sb, took, err = s.create(ctx, spec, store.Idempotency{})
+		if err == nil && ctx.Err() != nil {
+			s.takeBack(sb.ID)
+			err = ctx.Err()
+		}
+	} else {
+		sb, took, existed, err = s.createOnce(ctx, spec, r.Msg.IdempotencyKey)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&covev1.CreateSandboxResponse{
+		Sandbox:  wire.Sandbox(sb),
+		NodeTime: durationpb.New(took),
+		Existed:  existed,
+	}), nil
+}
+
+// createOnce creates at most one sandbox per key. Within this process a
+// second call waits for the first, so the store can be asked before the node
+// and its record still be written beside the node's work.
+func (s *Server) createOnce(ctx context.Context, spec sandbox.Spec, key string) (sb sandbox.Sandbox, took time.Duration, existed bool, err error) {
+	idem := store.Idempotency{Key: key, Hash: specHash(spec)}
+	cr, lead := s.creates.join(key, idem.Hash)
+	if !lead {
+		select {
+		case <-cr.done:
+		case <-ctx.Done():
+			return sb, 0, false, ctx.Err()
+		}
+		if cr.hash != idem.Hash {
+			return sb, 0, false, keyTaken(key)
+		}
+		return cr.sb, 0, true, cr.err
+	}
+	cr.err = &sandbox.Error{Class: sandbox.Internal, Msg: "the creation did not finish"} // unless it does
+	defer func() { s.creates.leave(key, cr) }()
+
+	sb, err = s.store.SandboxByKey(ctx, idem)
+	switch {
+	case err == nil && (sb.End == nil || sb.End.Cause != sandbox.NodeLost):
+		existed = true
+	case err == nil:
+		// It was lost with its node, perhaps before its creator ever heard of
+		// it (the server died between the two records). Its key makes a new
+		// one: at most one lives, and a retry is not stuck with a dead one.
+		s.log.Info("a lost sandbox is made again", "sandbox", sb.ID)
+		if err = s.store.ForgetSandbox(ctx, sb.ID); err == nil {
+			sb, took, err = s.create(ctx, spec, idem)
+		}
+	case errors.Is(err, sandbox.ErrNotFound):
+		sb, took, err = s.create(ctx, spec, idem)
+	case errors.Is(err, sandbox.ErrAlreadyExists):
+		err = keyTaken(key)
+	}
+	cr.sb, cr.err = sb, err
+	return sb, took, existed, err
+}
+
+func keyTaken(key string) error {
+	return &sandbox.Error{Class: sandbox.AlreadyExists, Field: "idempotency_key",
+		Msg:  "'" + key + "' was used for a sandbox with another spec",
+		Hint: "repeat the first request exactly, or choose a new key"}
+}
+
+// specHash is of the spec as asked for, before defaults: a server with other
+// defaults still knows the request again. Maps are marshalled sorted.
+func specHash(spec sandbox.Spec) string {
+	b, err := json.Marshal(spec)
+	if err != nil {
+		panic(err) // strings and numbers only
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// create makes a sandbox on the node and in the store, or in neither. It goes
+// on when the caller leaves.
+//
+// The record says running from the start: one write instead of two. Should the
+// server die between the two records, Reconcile ends the one (node_lost) or
+// kills the other.
+func (s *Server) create(ctx context.Context, spec sandbox.Spec, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+	spec = spec.WithDefaults(s.cfg.Defaults)
+	if err := spec.Validate(s.cfg.Limits); err != nil {
+		return sandbox.Sandbox{}, 0, err
+	}
+	img, release, err := s.images.acquire(ctx, spec.Image)
+	if err != nil {
+		return sandbox.Sandbox{}, 0, err
+	}
+	defer release()
+
+	now := s.cfg.Clock().UTC()
+	sb := sandbox.Sandbox{
+		ID:        sandbox.NewID(s.cfg.Rand),
+		Spec:      spec,
+		ImageID:   img.ID,
+		Node:      s.node.Name(),
+		State:     sandbox.Running,
+		Episode:   1,
+		CreatedAt: now,
+	}
+	if spec.Timeout > 0 {
+		sb.ExpiresAt = now.Add(spec.Timeout)
+	}
+	defer s.creates.begin(sb.ID)()
+
+	recorded := make(chan error, 1)
+	go func() {
+		got, existed, err := s.store.CreateSandbox(ctx, sb, idem)
+		if err == nil && existed {
+			// Only another server on the same store could have been faster.
+			err = sandbox.Errorf(sandbox.Conflict, "", "sandbox %s was just created with the same key", got.ID).WithHint("ask again")
+		}
+		recorded <- err
+	}()
+	took, nodeErr := s.node.Create(ctx, sb, img)
+	storeErr := <-recorded
+
+	switch {
+	case nodeErr == nil && storeErr == nil:
+		return sb, took, nil
+	case nodeErr == nil:
+		s.owe("kill "+sb.ID, func(ctx context.Context) error { return s.killOnNode(ctx, sb.ID, "its record could not be written") })
+		return sandbox.Sandbox{}, took, storeErr
+	}
+	if !errors.Is(storeErr, sandbox.ErrConflict) {
+		// Also after a failed write: it may have happened all the same.
+		s.owe("forget "+sb.ID, func(ctx context.Context) error { return s.store.ForgetSandbox(ctx, sb.ID) })
+	}
+	return sandbox.Sandbox{}, took, nodeErr
+}
+
+// takeBack removes a sandbox that nobody will ever ask for.
+func (s *Server) takeBack(id string) {
+	s.log.Info("the caller left while its sandbox was created; it is taken back", "sandbox", id)
+	s.owe("take back "+id, func(ctx context.Context) error {
+		if err := s.killOnNode(ctx, id, "its creator left"); err != nil {
+			return err
+		}
+		return s.store.ForgetSandbox(ctx, id)
+	})
+}
+
+// killOnNode ends what the store does not know. A sandbox the node does not
+// have is as good as killed.
+func (s *Server) killOnNode(ctx context.Context, id, why string) error {
+	err := s.node.Kill(ctx, id, sandbox.End{Cause: sandbox.Infra, Detail: why, At: s.cfg.Clock().UTC()})
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrEnded) {
+		return err
+	}
+	return nil
+}

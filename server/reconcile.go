@@ -1,0 +1,135 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+)
+
+// Reconcile makes the store say what the node really runs. It is the normal
+// way to start, not a repair: after it, and before anything is served, every
+// live record has a live sandbox and the other way round.
+//
+//	record          node            then
+//	live            live            kept; episode from the node, expiry from the store
+//	live            in Ends         ended with the node's cause
+//	live            knows nothing   ended with node_lost
+//	ended or none   live            killed
+//	ended or none   in Ends         acknowledged
+func (s *Server) Reconcile(ctx context.Context) error {
+	if err := s.reconcile(ctx); err != nil {
+		return sandbox.WithOp("server.reconcile", err)
+	}
+	return nil
+}
+
+func (s *Server) reconcile(ctx context.Context) error {
+	list, err := s.node.Live(ctx)
+	if err != nil {
+		return err
+	}
+	live := make(map[string]sandbox.Sandbox, len(list))
+	for _, sb := range list {
+		live[sb.ID] = sb
+	}
+	ends, err := s.node.Ends(ctx)
+	if err != nil {
+		return err
+	}
+
+	// The whole list first: ending records while paging through them would move the pages.
+	records, err := s.liveRecords(ctx)
+	if err != nil {
+		return err
+	}
+	var kept, ended, lost, killed int
+	for _, rec := range records {
+		if rec.Node != s.node.Name() {
+			continue // another node's
+		}
+		on, isLive := live[rec.ID]
+		end, hasEnded := ends[rec.ID]
+		switch {
+		case isLive:
+			delete(live, rec.ID)
+			if err := s.keep(ctx, rec, on); err != nil {
+				return err
+			}
+			kept++
+		case hasEnded:
+			if _, err := s.recordEnd(ctx, rec.ID, end); err != nil {
+				return err
+			}
+			ended++
+		default:
+			end := sandbox.End{Cause: sandbox.NodeLost, At: s.cfg.Clock().UTC(),
+				Detail: fmt.Sprintf("node %s does not know it: it was lost with the machine, or the server stopped while creating it", s.node.Name())}
+			if _, err := s.recordEnd(ctx, rec.ID, end); err != nil {
+				return err
+			}
+			lost++
+		}
+	}
+	for id := range live {
+		s.log.Warn("the node runs a sandbox that nobody owns; it is killed", "sandbox", id)
+		if err := s.killOnNode(ctx, id, "no live record of it in the store"); err != nil {
+			return err
+		}
+		killed++
+	}
+	// Whatever the node still reports as ended is on record now or owned by nobody.
+	if ends, err = s.node.Ends(ctx); err != nil {
+		return err
+	}
+	for id, end := range ends {
+		if err := s.settleEnd(ctx, id, end); err != nil {
+			return err
+		}
+	}
+	s.log.Info("reconciled with the node", "kept", kept, "ended", ended, "lost", lost, "killed", killed)
+	return nil
+}
+
+// keep brings the record of a live sandbox and the node's idea of it together.
+// The node knows the episode, because a reset happens there first. The store
+// knows the expiry, because SetTimeout writes there first.
+func (s *Server) keep(ctx context.Context, rec, on sandbox.Sandbox) error {
+	if rec.State != sandbox.Running || rec.Episode != on.Episode {
+		_, err := s.store.UpdateSandbox(ctx, rec.ID, func(sb *sandbox.Sandbox) error {
+			// An ending that the old server never finished: whoever asked for it asks again.
+			sb.State, sb.Episode = sandbox.Running, on.Episode
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if rec.ExpiresAt.Equal(on.ExpiresAt) {
+		return nil
+	}
+	err := s.node.SetExpiry(ctx, rec.ID, rec.ExpiresAt)
+	if errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrEnded) {
+		return nil // it ended just now; its end comes with the others
+	}
+	return err
+}
+
+// liveRecords is every sandbox that has not ended, however many.
+func (s *Server) liveRecords(ctx context.Context) ([]sandbox.Sandbox, error) {
+	var all []sandbox.Sandbox
+	f := store.Filter{PageSize: 1000}
+	for {
+		page, next, err := s.store.ListSandboxes(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page...)
+		if next == "" {
+			return all, nil
+		}
+		f.PageToken = next
+	}
+}

@@ -1,0 +1,230 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"time"
+	"unicode"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/wire"
+)
+
+// maxMessage bounds one request message: a file of 16 MiB with room around it,
+// as base64 in JSON (21.4 MiB) too.
+const maxMessage = 24 << 20
+
+// routes puts every service behind one door: recover, track, authenticate.
+// Only /healthz is outside, so a new route cannot forget its key.
+func (s *Server) routes() http.Handler {
+	opts := []connect.HandlerOption{
+		connect.WithReadMaxBytes(maxMessage),
+		// Answers are not compressed, whatever a client accepts: gzip is slower
+		// than the loopback and than a data centre's network. Compressed
+		// requests are understood.
+		connect.WithCompressMinBytes(1 << 30),
+		connect.WithCodec(strictJSON{"json"}),
+		connect.WithCodec(strictJSON{"json; charset=utf-8"}),
+		connect.WithInterceptors(&callInterceptor{log: s.log}),
+	}
+	mux := http.NewServeMux()
+	mux.Handle(covev1.NewSandboxesHandler(sandboxService{s}, opts...))
+	mux.Handle(covev1.NewProcessesHandler(processService{s}, opts...))
+	mux.Handle(covev1.NewFilesHandler(fileService{s}, opts...))
+	mux.Handle(covev1.NewImagesHandler(imageService{s}, opts...))
+	mux.Handle(covev1.NewKeysHandler(keyService{s}, opts...))
+	mux.Handle(covev1.NewSystemHandler(systemService{s}, opts...))
+	for pattern, h := range s.httpRoutes() {
+		mux.Handle(pattern, h)
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		wire.WriteError(w, r, &sandbox.Error{Class: sandbox.Unsupported, Msg: "no such call: " + r.Method + " " + r.URL.Path,
+			Hint: "the calls are /cove.v1.SERVICE/METHOD and /v1/…; see the protos in api/"})
+	})
+
+	outer := http.NewServeMux()
+	outer.HandleFunc("GET /healthz", s.healthz)
+	outer.Handle("/", s.recover(s.calls.track(s.authenticate(limitBody(batched(mux))))))
+	return outer
+}
+
+// httpRoutes are the endpoints beside Connect, each with its operation's name.
+func (s *Server) httpRoutes() map[string]http.Handler {
+	return map[string]http.Handler{
+		"GET /v1/sandboxes/{id}/files": s.plain("file.download", s.getFile), // HEAD comes with it
+		"PUT /v1/sandboxes/{id}/files": s.plain("file.upload", s.putFile),
+		"GET /v1/sandboxes/{id}/tar":   s.plain("file.download_tar", s.getTar),
+		"PUT /v1/sandboxes/{id}/tar":   s.plain("file.upload_tar", s.putTar),
+		"PUT /v1/images":               s.plain("image.import", s.importImage),
+	}
+}
+
+// plain turns a handler that returns an error into one that answers it.
+func (s *Server) plain(opName string, h func(http.ResponseWriter, *http.Request) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		began := time.Now()
+		err := h(w, r)
+		logCall(r.Context(), s.log, opName, began, err)
+		if err != nil {
+			wire.WriteError(w, r, outcome(r.Context(), opName, err))
+		}
+	})
+}
+
+// outcome is the error a caller is told: the reason its context ended, if the
+// server ended it, and otherwise what the handler said, with its operation.
+func outcome(ctx context.Context, opName string, err error) error {
+	var cause *sandbox.Error
+	if ctx.Err() != nil && errors.As(context.Cause(ctx), &cause) {
+		err = cause
+	}
+	return sandbox.WithOp(opName, err)
+}
+
+func logCall(ctx context.Context, log *slog.Logger, opName string, began time.Time, err error) {
+	if sandbox.ClassOf(err) == sandbox.Internal && ctx.Err() == nil {
+		log.Error("a call failed by our fault", "op", opName, "err", err)
+		return
+	}
+	if log.Enabled(ctx, slog.LevelDebug) {
+		log.Debug("call", "op", opName, "took", time.Since(began), "key", keyFrom(ctx), "err", err)
+	}
+}
+
+// recover logs a panic outside Connect's handlers and breaks the connection:
+// content may be on its way already, and an error behind half a file would
+// look like the other half.
+func (s *Server) recover(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			p := recover()
+			if p != nil && p != http.ErrAbortHandler {
+				s.log.Error("panic in a handler", "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+				p = http.ErrAbortHandler
+			}
+			if p != nil {
+				panic(p)
+			}
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// limitBody refuses an announced message over the limit by our own class;
+// Connect would call it resource_exhausted, which is no_capacity's code. The
+// endpoints for bulk content have limits of their own.
+func limitBody(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost && r.ContentLength > maxMessage {
+			wire.WriteError(w, r, &sandbox.Error{
+				Class: sandbox.TooLarge,
+				Msg:   fmt.Sprintf("the message has %s; at most %s are accepted", sandbox.FormatSize(r.ContentLength), sandbox.FormatSize(maxMessage)),
+				Hint:  "larger content goes over PUT /v1/sandboxes/{id}/files",
+			})
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// callInterceptor names the operation in errors, turns them into Connect's,
+// and logs.
+type callInterceptor struct{ log *slog.Logger }
+
+func (i *callInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (resp connect.AnyResponse, err error) {
+		began := time.Now()
+		func() {
+			defer i.recover(req.Spec().Procedure, &err)
+			resp, err = next(ctx, req)
+		}()
+		logCall(ctx, i.log, req.Spec().Procedure, began, err)
+		if err != nil {
+			return nil, wire.ToConnect(outcome(ctx, opOf(req.Spec().Procedure), err))
+		}
+		return resp, nil
+	}
+}
+
+func (i *callInterceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+func (i *callInterceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		began := time.Now()
+		var err error
+		func() {
+			defer i.recover(conn.Spec().Procedure, &err)
+			err = next(ctx, conn)
+		}()
+		logCall(ctx, i.log, conn.Spec().Procedure, began, err)
+		if err != nil {
+			return wire.ToConnect(outcome(ctx, opOf(conn.Spec().Procedure), err))
+		}
+		return nil
+	}
+}
+
+// recover makes an Internal error for one caller out of a panic.
+func (i *callInterceptor) recover(procedure string, err *error) {
+	if p := recover(); p != nil {
+		i.log.Error("panic in a call", "procedure", procedure, "panic", p, "stack", string(debug.Stack()))
+		*err = &sandbox.Error{Class: sandbox.Internal, Msg: "the server hit a defect; its log has the stack"}
+	}
+}
+
+// opOf is "sandbox.kill_by_label" for "/cove.v1.Sandboxes/KillByLabel".
+func opOf(procedure string) string {
+	service, method, _ := strings.Cut(strings.TrimPrefix(procedure, "/cove.v1."), "/")
+	noun := map[string]string{"Sandboxes": "sandbox", "Processes": "process", "Files": "file", "Images": "image", "Keys": "key",
+		"System": "system"}[service]
+	var b strings.Builder
+	b.WriteString(noun + ".")
+	for i, r := range method {
+		if unicode.IsUpper(r) {
+			if i > 0 {
+				b.WriteByte('_')
+			}
+			r = unicode.ToLower(r)
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// strictJSON refuses fields it does not know: a misspelt "memroy" must not be
+// silently ignored, and neither must a protection only a newer server gives.
+// Connect's own codec discards them.
+type strictJSON struct{ name string }
+
+func (c strictJSON) Name() string { return c.name }
+
+func (c strictJSON) Marshal(m any) ([]byte, error) {
+	pm, ok := m.(proto.Message)
+	if !ok {
+		return nil, fmt.Errorf("%T is no message", m)
+	}
+	return protojson.Marshal(pm)
+}
+
+func (c strictJSON) Unmarshal(b []byte, m any) error {
+	pm, ok := m.(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T is no message", m)
+	}
+	if len(b) == 0 {
+		return errors.New("an empty body is no JSON; send {} where there is nothing to say")
+	}
+	return protojson.Unmarshal(b, pm)
+}

@@ -1,0 +1,189 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+)
+
+// Config is what a server is made of. Store and Node are required; the zero
+// value of everything else is a good default.
+type Config struct {
+	Store   store.Store
+	Node    Node
+	Logger  *slog.Logger
+	Version string
+
+	Clock func() time.Time // time.Now
+	Rand  io.Reader        // crypto/rand.Reader
+
+	Limits   sandbox.Limits   // what a spec may ask for
+	Defaults sandbox.Defaults // what it gets where it asks for nothing
+
+	Retention time.Duration // how long ended sandboxes stay readable; 7 days
+	MaxUpload int64         // bytes of one PUT of a file or tar; 64 GiB
+	MaxImage  int64         // bytes of one imported image tar; 64 GiB
+	KeepAlive time.Duration // quiet time after which a process stream says it is alive; 15 s
+	EndWait   time.Duration // how long a broken stream waits to learn that the sandbox ended; 5 s
+}
+
+func (c *Config) fill() error {
+	if c.Store == nil || c.Node == nil {
+		return &sandbox.Error{Class: sandbox.Internal, Op: "server.new", Msg: "a server needs a store and a node"}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now
+	}
+	if c.Rand == nil {
+		c.Rand = rand.Reader
+	}
+	if c.Limits == (sandbox.Limits{}) {
+		c.Limits = sandbox.StandardLimits()
+	}
+	if c.Defaults == (sandbox.Defaults{}) {
+		c.Defaults = sandbox.StandardDefaults()
+	}
+	setDefault(&c.Retention, 7*24*time.Hour)
+	setDefault(&c.MaxUpload, 64*sandbox.GiB)
+	setDefault(&c.MaxImage, 64*sandbox.GiB)
+	setDefault(&c.KeepAlive, 15*time.Second)
+	setDefault(&c.EndWait, 5*time.Second)
+	return nil
+}
+
+func setDefault[T ~int64](p *T, v T) {
+	if *p == 0 {
+		*p = v
+	}
+}
+
+// Server is the control plane over one node. Its order of life: New,
+// Reconcile, serve Handler while Run runs, Drain, end Run. Safe for concurrent
+// use.
+type Server struct {
+	cfg   Config
+	store store.Store
+	node  Node
+	log   *slog.Logger
+
+	keys    keyring
+	images  imageBook
+	creates creates
+	ends    endBook
+	calls   callBook
+
+	handler http.Handler
+}
+
+// New makes a server; nothing runs until Run.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, store: cfg.Store, node: cfg.Node, log: cfg.Logger}
+	s.keys.init(cfg.Store)
+	s.images.init(cfg.Store, cfg.Node.Images())
+	s.creates.init()
+	s.ends.init()
+	s.calls.init()
+	s.handler = s.routes()
+	return s, nil
+}
+
+// Handler serves the whole API: Connect, plain HTTP and /healthz.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+// HTTPServer is an http.Server set up as the API needs it: HTTP/1.1 and
+// HTTP/2, the latter without TLS too, because a client holds one stream per
+// running process and HTTP/1.1 would cost it a connection each.
+func HTTPServer(h http.Handler) *http.Server {
+	var p http.Protocols
+	p.SetHTTP1(true)
+	p.SetHTTP2(true)
+	p.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler:           h,
+		Protocols:         &p,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       5 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		HTTP2: &http.HTTP2Config{
+			// The usual 250 would stop a trainer that watches a thousand
+			// processes over one connection.
+			MaxConcurrentStreams:          100_000,
+			MaxReceiveBufferPerStream:     4 << 20,
+			MaxReceiveBufferPerConnection: 64 << 20,
+			// A client machine that vanished is noticed within a minute.
+			SendPingTimeout: 30 * time.Second,
+			PingTimeout:     30 * time.Second,
+		},
+	}
+}
+
+// Run does the server's own work until ctx ends, and waits for it: it records
+// the ends the node reports, repays what failed the first time, forgets what
+// is older than the retention and writes down when keys were used. Reconcile
+// comes first, before anything is served.
+func (s *Server) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() { s.receiveEnds(ctx) })
+	wg.Go(func() { s.settleLoop(ctx) })
+	wg.Go(func() { s.housekeeping(ctx) })
+	wg.Wait()
+
+	// One last time, so that a stop does not lose the minute.
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	s.keys.flush(last, s.log)
+	return ctx.Err()
+}
+
+func (s *Server) housekeeping(ctx context.Context) {
+	minute := time.NewTicker(time.Minute)
+	defer minute.Stop()
+	hour := time.NewTicker(time.Hour)
+	defer hour.Stop()
+	s.forgetOld(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-minute.C:
+			s.keys.flush(ctx, s.log)
+		case <-hour.C:
+			s.forgetOld(ctx)
+		}
+	}
+}
+
+// forgetOld deletes in small transactions, so that a writer never waits long.
+func (s *Server) forgetOld(ctx context.Context) {
+	const batch = 500
+	before := s.cfg.Clock().Add(-s.cfg.Retention)
+	for total := 0; ; {
+		n, err := s.store.ForgetEnded(ctx, before, batch)
+		total += n
+		if err != nil {
+			if ctx.Err() == nil {
+				s.log.Warn("cannot forget old sandboxes", "err", err)
+			}
+			return
+		}
+		if n < batch {
+			if total > 0 {
+				s.log.Info("forgot old sandboxes", "count", total, "ended_before", before)
+			}
+			return
+		}
+	}
+}

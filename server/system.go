@@ -1,0 +1,47 @@
+package server
+
+import (
+	"context"
+	"io"
+	"net/http"
+
+	"connectrpc.com/connect"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+)
+
+type systemService struct{ *Server }
+
+func (s systemService) Info(ctx context.Context, r *connect.Request[covev1.InfoRequest]) (*connect.Response[covev1.InfoResponse], error) {
+	c := s.node.Capacity()
+	return connect.NewResponse(&covev1.InfoResponse{
+		Version: s.cfg.Version,
+		Runtime: c.Runtime,
+		Total: &covev1.Capacity{
+			Sandboxes: c.MaxSandboxes,
+			Cpu:       float64(c.Total.MilliCPU) / 1000,
+			Memory:    c.Total.Memory,
+			Disk:      c.Total.Disk,
+		},
+		Used: &covev1.Capacity{
+			Sandboxes: c.Sandboxes,
+			Cpu:       float64(c.Used.MilliCPU) / 1000,
+			Memory:    c.Used.Memory,
+			Disk:      c.Used.Disk,
+		},
+		WarmKernels: int32(c.WarmKernels),
+		WarmTarget:  int32(c.WarmTarget),
+	}), nil
+}
+
+// healthz needs no key and tells nothing but whether to send work here. A
+// draining server is 503, which is what a load balancer looks at.
+func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if s.calls.isDraining() {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = io.WriteString(w, "draining\n")
+		return
+	}
+	_, _ = io.WriteString(w, "ok\n")
+}
