@@ -40,7 +40,7 @@ func makeBase(ctx context.Context, c cli.ServeConfig, db store.Images, library *
 		defer os.Remove(dir)
 		img, err = library.ImportDir(ctx, dir, sandbox.ImageConfig{}, progress)
 	} else {
-		img, err = library.Bootstrap(ctx, image.BootstrapOptions{}, progress)
+		img, err = library.Bootstrap(ctx, image.Debian{}, progress)
 	}
 	if err != nil {
 		return img, err

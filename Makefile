@@ -1,0 +1,133 @@
+# Cove. "make start" takes a fresh Debian or Ubuntu with Go to a running
+# server; "make help" lists the rest. Long steps say what they are doing.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# Where the server of "make start" keeps its state and listens.
+DATA   ?= $(or $(COVE_DATA),/var/lib/cove)
+LISTEN ?= 127.0.0.1:7777
+# make stop KEEP=1 leaves the sandboxes running.
+KEEP   ?=
+
+GO      ?= go
+TOOLS   := $(CURDIR)/.cache/tools
+VENV    := .venv
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+
+# Pinned tools: the same everywhere, upgraded on purpose.
+STATICCHECK       := v0.8.2
+BUF               := v1.60.0
+PROTOC_GEN_GO     := v1.36.11
+PROTOC_GEN_CONNECT := v1.21.0
+
+# CGO off: static binaries, and no C compiler needed.
+export CGO_ENABLED := 0
+GOBUILD := $(GO) build -trimpath
+
+export DATA LISTEN KEEP
+
+.PHONY: help start stop restart status build test test-go test-python race lint bench proto deps test-deps clean FORCE
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+start: deps build $(VENV)/.sdk ## install what is missing, build, start the server, show a first sandbox
+	@scripts/start.sh
+
+stop: ## end the server and its sandboxes (KEEP=1 keeps the sandboxes)
+	@scripts/stop.sh
+
+restart: build ## a new server over the same sandboxes
+	@KEEP=1 scripts/stop.sh
+	@scripts/start.sh
+
+status: bin/cove ## doctor, and what the server runs
+	@bin/cove doctor; bin/cove info
+
+build: bin/cove bin/cove-guest bin/runsc ## bin/cove, bin/cove-guest and the pinned bin/runsc
+
+# Go knows better than make what has changed; an unchanged build takes a second.
+bin/cove: FORCE
+	@mkdir -p bin
+	@$(GOBUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/cove
+
+bin/cove-guest: FORCE
+	@mkdir -p bin
+	@$(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/cove-guest
+
+# Its version is go.mod's. Linked anew only when that may have changed.
+bin/runsc: go.mod go.sum
+	@mkdir -p bin
+	@echo 'building runsc from the pinned gVisor: one to two minutes the first time'
+	@start=$$SECONDS; $(GOBUILD) -ldflags '-s -w' -o $@ gvisor.dev/gvisor/runsc && touch $@ && echo "runsc built in $$((SECONDS-start)) s"
+
+deps: ## install the system packages a server needs (apt; only what is missing)
+	@scripts/deps.sh server
+
+test-deps: ## install the system packages the tests need
+	@scripts/deps.sh server test
+
+# The virtual environment holds the SDK from this tree (editable). The stamps
+# are redone when its list of dependencies changes.
+$(VENV)/bin/python:
+	@echo 'making $(VENV)'
+	@python3 -m venv $(VENV)
+
+$(VENV)/.sdk: $(VENV)/bin/python sdk/python/pyproject.toml
+	@echo 'installing the Python SDK into $(VENV)'
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e sdk/python
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.sdk
+	@echo 'installing what the Python tests need'
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e 'sdk/python[test,lint]'
+	@touch $@
+
+test: test-deps build $(VENV)/.test ## everything: unit, integration on real gVisor, Python SDK
+	@scripts/test.sh
+
+test-go: test-deps build ## the Go tests alone (PKG=./cli/... for some)
+	@scripts/test.sh go
+
+test-python: test-deps build $(VENV)/.test ## the Python tests alone, unit and live
+	@scripts/test.sh python
+
+race: ## the race detector over what needs no gVisor (needs a C compiler)
+	CGO_ENABLED=1 $(GO) test -race ./sandbox/... ./cli/... ./wire/... ./server/... ./node/... ./store/... ./runtime/fake/...
+
+lint: $(TOOLS)/staticcheck-$(STATICCHECK) ## gofmt, go vet, staticcheck; ruff and mypy where installed
+	@STATICCHECK=$< scripts/lint.sh
+
+bench: build $(VENV)/.test ## measure; prints a table, keeps JSON under bench/results/
+	@scripts/deps.sh server bench
+	@scripts/bench.sh $(BENCH)
+
+proto: $(TOOLS)/buf-$(BUF) $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-connect-go ## regenerate api/ from its protos
+	@cd api && PATH="$(TOOLS):$$PATH" $< generate && $< lint
+	@echo 'api/ regenerated'
+
+clean: ## remove what was built here (not the server's data)
+	rm -rf bin .cache $(VENV)
+
+# A tool is installed under its version, so that a new pin is a new file.
+define install_tool
+	@echo 'installing $(1)@$(2)'
+	@mkdir -p $(TOOLS)
+	@GOFLAGS= GOBIN=$(TOOLS)/tmp-$(notdir $(1)) $(GO) install $(1)@$(2)
+	@mv $(TOOLS)/tmp-$(notdir $(1))/* $@ && rmdir $(TOOLS)/tmp-$(notdir $(1))
+endef
+
+$(TOOLS)/staticcheck-$(STATICCHECK):
+	$(call install_tool,honnef.co/go/tools/cmd/staticcheck,$(STATICCHECK))
+
+$(TOOLS)/buf-$(BUF):
+	$(call install_tool,github.com/bufbuild/buf/cmd/buf,$(BUF))
+
+# buf finds these by name; a changed pin must not find the old one.
+$(TOOLS)/protoc-gen-go: Makefile
+	$(call install_tool,google.golang.org/protobuf/cmd/protoc-gen-go,$(PROTOC_GEN_GO))
+
+$(TOOLS)/protoc-gen-connect-go: Makefile
+	$(call install_tool,connectrpc.com/connect/cmd/protoc-gen-connect-go,$(PROTOC_GEN_CONNECT))

@@ -1,0 +1,254 @@
+package arch
+
+import (
+	"encoding/json"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/cove-sandbox/cove"
+
+// pkg is what the test needs of "go list -json".
+type pkg struct {
+	ImportPath   string
+	Dir          string
+	Name         string
+	Doc          string
+	GoFiles      []string
+	Imports      []string
+	Deps         []string
+	TestImports  []string
+	XTestImports []string
+}
+
+// rel is the path inside the module: "runtime/gvisor"; "" for others.
+func rel(importPath string) string {
+	r, ok := strings.CutPrefix(importPath, module+"/")
+	if !ok || strings.HasPrefix(r, "api/") {
+		return "" // api is a module of its own, made of generated code
+	}
+	return r
+}
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Dir,Name,Doc,GoFiles,Imports,Deps,TestImports,XTestImports", module+"/...")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var pkgs []pkg
+	for dec := json.NewDecoder(strings.NewReader(string(out))); dec.More(); {
+		var p pkg
+		if err := dec.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		if len(p.GoFiles) > 0 {
+			pkgs = append(pkgs, p)
+		}
+	}
+	if len(pkgs) < 5 {
+		t.Fatalf("go list found %d packages; the test would prove nothing", len(pkgs))
+	}
+	return pkgs
+}
+
+// below says whether a package is one of the tree named, or in it.
+func below(p string, trees ...string) bool {
+	for _, tree := range trees {
+		if p == tree || strings.HasPrefix(p, tree+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// rules are the arrows of the design. from may not reach any of to, directly
+// or through others.
+var rules = []struct {
+	from, to []string
+	why      string
+}{
+	{[]string{"scheduler"}, []string{"server", "node", "store", "runtime", "guest", "image", "cli"},
+		"the scheduler is pure: state in, plan out"},
+	{[]string{"runtime", "guest"}, []string{"server", "store", "node", "cli", "scheduler"},
+		"a driver and the guest know nothing of who uses them"},
+	{[]string{"store"}, []string{"server", "node", "runtime", "guest", "image", "cli"},
+		"the record knows only the domain"},
+	{[]string{"image"}, []string{"server", "node", "store", "guest", "cli"},
+		"the library makes content; names are the store's"},
+	{[]string{"wire"}, []string{"server", "node", "store", "runtime", "image", "cli"},
+		"wire is shared by both sides of the network"},
+	{[]string{"node"}, []string{"server", "store", "cli", "wire", "image"},
+		"a node must be able to live in a process of its own"},
+	{[]string{"server"}, []string{"node", "cli", "image", "runtime"},
+		"the server sees nodes through server.Node, so that they can be elsewhere"},
+	{[]string{"cli"}, []string{"server", "node", "store", "runtime", "image", "guest"},
+		"the client speaks HTTP; what runs on the server's machine is handed in by cmd"},
+	{[]string{"cmd/cove-guest"}, []string{"server", "node", "store", "image", "cli", "wire", "runtime"},
+		"the guest is small and runs beside hostile code"},
+}
+
+func TestImportsFollowTheDesign(t *testing.T) {
+	pkgs := packages(t)
+	for _, p := range pkgs {
+		name := rel(p.ImportPath)
+		if name == "" {
+			continue
+		}
+		if below(name, "sandbox") {
+			for _, dep := range p.Deps {
+				if strings.HasPrefix(dep, module) && !below(rel(dep), "sandbox") {
+					t.Errorf("%s imports %s: the domain imports nothing of ours", name, dep)
+				}
+			}
+		}
+		for _, r := range rules {
+			if !below(name, r.from...) {
+				continue
+			}
+			for _, dep := range p.Deps {
+				if d := rel(dep); d != "" && below(d, r.to...) && !below(d, r.from...) {
+					t.Errorf("%s reaches %s: %s", name, d, r.why)
+				}
+			}
+		}
+		// Tests may put the two together; programs are put together in cmd.
+		var hasServer, hasNode bool
+		for _, imp := range p.Imports {
+			hasServer = hasServer || rel(imp) == "server"
+			hasNode = hasNode || rel(imp) == "node"
+		}
+		if hasServer && hasNode && !below(name, "cmd", "e2e") {
+			t.Errorf("%s imports both server and node: only cmd may", name)
+		}
+	}
+}
+
+// The rules must bite: a tree that is renamed would otherwise leave a rule
+// that matches nothing.
+func TestRulesNameRealPackages(t *testing.T) {
+	have := map[string]bool{}
+	for _, p := range packages(t) {
+		have[rel(p.ImportPath)] = true
+	}
+	later := map[string]bool{"scheduler": true} // in the design, not built yet
+	for _, r := range rules {
+		for _, tree := range append(append([]string{}, r.from...), r.to...) {
+			found := later[tree]
+			for name := range have {
+				found = found || below(name, tree)
+			}
+			if !found {
+				t.Errorf("a rule names %q, and no such package exists", tree)
+			}
+		}
+	}
+}
+
+func TestEveryPackageSaysWhatItIs(t *testing.T) {
+	for _, p := range packages(t) {
+		if rel(p.ImportPath) != "" && strings.TrimSpace(p.Doc) == "" {
+			t.Errorf("%s has no package comment", rel(p.ImportPath))
+		}
+	}
+}
+
+// exits are calls that end the process or hide from the caller that something
+// failed. Only main may.
+var exits = map[string]map[string]bool{
+	"os":  {"Exit": true},
+	"log": {"Fatal": true, "Fatalf": true, "Fatalln": true, "Panic": true, "Panicf": true, "Panicln": true},
+}
+
+// vague names say nothing about what is inside.
+var vague = map[string]bool{"util": true, "utils": true, "common": true, "helper": true, "helpers": true, "misc": true, "manager": true}
+
+func TestSourceKeepsTheHouseRules(t *testing.T) {
+	for _, p := range packages(t) {
+		name := rel(p.ImportPath)
+		if name == "" {
+			continue
+		}
+		if vague[filepath.Base(name)] {
+			t.Errorf("%s: a package is named after what it does", name)
+		}
+		for _, file := range p.GoFiles {
+			checkFile(t, name, filepath.Join(p.Dir, file), p.Name == "main")
+		}
+	}
+}
+
+func checkFile(t *testing.T, pkgName, file string, isMain bool) {
+	t.Helper()
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, file, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Errorf("%v", err)
+		return
+	}
+	if stem := strings.TrimSuffix(filepath.Base(file), ".go"); vague[stem] {
+		t.Errorf("%s/%s.go: a file is named after its one idea", pkgName, stem)
+	}
+	names := map[string]string{} // local name of an import -> path
+	for _, imp := range f.Imports {
+		path, _ := strconv.Unquote(imp.Path.Value)
+		local := filepath.Base(path)
+		if imp.Name != nil {
+			local = imp.Name.Name
+		}
+		names[local] = path
+	}
+	for _, d := range f.Decls {
+		if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" {
+			t.Errorf("%s: init() runs before anyone asked; make it a function that is called", fset.Position(fn.Pos()))
+		}
+	}
+	if isMain {
+		return
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok {
+			return true
+		}
+		sel, ok := call.Fun.(*ast.SelectorExpr)
+		if !ok {
+			return true
+		}
+		if id, ok := sel.X.(*ast.Ident); ok && exits[names[id.Name]][sel.Sel.Name] {
+			t.Errorf("%s: %s.%s ends the process; return an error", fset.Position(call.Pos()), id.Name, sel.Sel.Name)
+		}
+		return true
+	})
+}
+
+// Files that nothing compiles are read by nobody and rot.
+func TestNoForgottenFiles(t *testing.T) {
+	root := filepath.Join("..", "..")
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() && (name == ".git" || name == ".cache" || name == ".venv" || name == "node_modules") {
+			return filepath.SkipDir
+		}
+		for _, ext := range []string{".orig", ".rej", ".swp", "~"} {
+			if strings.HasSuffix(name, ext) {
+				t.Errorf("%s does not belong here", path)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Starts the server in the background, once, and shows a first sandbox.
+#   DATA=/var/lib/cove LISTEN=127.0.0.1:7777 start.sh
+set -euo pipefail
+source "$(dirname "$0")/server.sh"
+: "${DATA:=/var/lib/cove}" "${LISTEN:=127.0.0.1:7777}"
+log="$DATA/serve.log"
+export COVE_DATA=$DATA
+unset COVE_URL COVE_KEY
+
+next() {
+  local run="bin/cove"
+  [ "$(id -u)" -eq 0 ] || run="sudo bin/cove"
+  local data=""
+  [ "$DATA" = /var/lib/cove ] || data=" --data $DATA"
+  cat <<TXT
+
+  URL   $(cat "$DATA/url")
+  key   $DATA/key   (eval "\$($run env$data)" exports both)
+  log   $log
+
+Try next:
+  eval "\$($run env$data)"
+  bin/cove run -it -- bash
+  .venv/bin/python -c 'from cove import Sandbox; print(Sandbox.create().exec("uname -a").stdout)'
+  bin/cove --help          ('make stop' ends the server)
+TXT
+}
+
+if pid=$(cove_pid "$DATA"); then
+  echo "Cove is already running: pid $pid, $(cat "$DATA/url")"
+  next
+  exit 0
+fi
+
+# Say exactly what is missing before anything is started.
+if ! as_root "$cove" doctor --data "$DATA" --json >/tmp/cove-doctor.$$ 2>/dev/null; then
+  rm -f /tmp/cove-doctor.$$
+  as_root "$cove" doctor --data "$DATA" || true
+  echo "cove: this machine cannot run a server yet; see above" >&2
+  exit 1
+fi
+rm -f /tmp/cove-doctor.$$
+
+as_root mkdir -p "$DATA"
+echo "making sure the base image is there (Debian by mmdebstrap: one to two minutes the first time)"
+as_root "$cove" image bootstrap --data "$DATA" >/dev/null
+
+echo "starting cove serve"
+# The log is appended to: what an earlier server said about its end stays.
+# setsid: Ctrl-C in this terminal is not for the server.
+started=$(as_root bash -c 'setsid nohup "$0" serve --data "$1" --listen "$2" </dev/null >>"$3" 2>&1 & echo $!' "$cove" "$DATA" "$LISTEN" "$log")
+
+for ((i = 0; i < 600; i++)); do
+  if pid=$(cove_pid "$DATA"); then break; fi
+  if ! [ -e "/proc/$started" ]; then
+    echo "cove: the server did not start; its log ends with:" >&2
+    as_root tail -n 15 "$log" >&2
+    exit 1
+  fi
+  if ((i % 50 == 49)); then echo "  … waiting for the server ($((i / 10 + 1)) s; log: $log)"; fi
+  sleep 0.1
+done
+if ! COVE_URL=$(cat "$DATA/url") "$cove" health --wait 30s >/dev/null; then
+  as_root tail -n 15 "$log" >&2
+  exit 1
+fi
+echo "running: pid $pid"
+echo
+echo "A first sandbox:"
+as_root env COVE_DATA="$DATA" "$cove" tour
+next

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Runs a command against a real server of its own: free port, fresh data
+# directory, the base image taken from a cache. Always cleans up, and fails if
+# anything of the server is left afterwards.
+#   with-server.sh COMMAND [ARG...]
+# The command finds COVE_URL, COVE_KEY and COVE_DATA. COVE_SERVE_ARGS adds
+# flags to "cove serve" (e.g. --runtime fake).
+set -euo pipefail
+source "$(dirname "$0")/server.sh"
+: "${COVE_SERVE_ARGS:=}"
+
+if [ "$(id -u)" -ne 0 ] && [[ $COVE_SERVE_ARGS != *fake* ]]; then
+  exec sudo --preserve-env=COVE_SERVE_ARGS,PATH -- "$0" "$@"
+fi
+
+# Short: sockets below it have names of at most 107 bytes.
+data=$(mktemp -d /tmp/cove-XXXXXX)
+chmod 0711 "$data"
+server=
+cleanup() {
+  local code=$?
+  trap - EXIT INT TERM
+  if [ -n "$server" ]; then
+    COVE_DATA=$data "$cove" rm --all >/dev/null 2>&1 || true
+    end_server "$server" 30
+    wait "$server" 2>/dev/null || true
+  fi
+  # shellcheck disable=SC2086
+  "$cove" reap --data "$data" $COVE_SERVE_ARGS >/dev/null 2>&1 || true
+  local left
+  left=$(grep -l -z -F "$data" /proc/[0-9]*/cmdline 2>/dev/null | grep -v "/proc/$$/" || true)
+  if [ -n "$left" ]; then
+    echo "cove: processes were left behind:" >&2
+    for f in $left; do tr '\0' ' ' <"$f" 2>/dev/null; echo; done >&2
+    [ $code -ne 0 ] || code=1
+  fi
+  if [ $code -ne 0 ]; then
+    echo "--- the server's log ends with:" >&2
+    tail -n 40 "$data/serve.log" >&2 || true
+    [ -z "${COVE_KEEP_LOG:-}" ] || cp "$data/serve.log" "$COVE_KEEP_LOG"
+  fi
+  rm -rf "$data"
+  exit $code
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+# One base image serves every test server: content never changes, so it is
+# linked, not copied. Databases and locks are each server's own.
+cache="$root/.cache/base"
+if [[ $COVE_SERVE_ARGS != *fake* ]]; then
+  "$cove" image bootstrap --data "$cache" >/dev/null
+  mkdir -p "$data/images/blobs"
+  cp -al "$cache/images/blobs/." "$data/images/blobs/" 2>/dev/null || cp -a "$cache/images/blobs/." "$data/images/blobs/"
+  cp "$cache"/cove.db* "$data/"
+fi
+
+# shellcheck disable=SC2086
+"$cove" serve --data "$data" --listen 127.0.0.1:0 $COVE_SERVE_ARGS >"$data/serve.log" 2>&1 </dev/null &
+server=$!
+for ((i = 0; i < 600; i++)); do
+  [ -s "$data/pid" ] && break
+  kill -0 "$server" 2>/dev/null || break
+  sleep 0.1
+done
+if ! [ -s "$data/pid" ]; then
+  echo "cove: the test server did not start" >&2
+  exit 1
+fi
+COVE_URL=$(cat "$data/url")
+COVE_KEY=$(cat "$data/key")
+export COVE_URL COVE_KEY COVE_DATA=$data COVE_SERVER_PID=$server
+"$cove" health --wait 30s >/dev/null
+"$@"
