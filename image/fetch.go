@@ -162,7 +162,8 @@ func (b *blobs) get(ctx context.Context, p *partial, d v1.Descriptor) error {
 	// Go would otherwise ask for gzip, and a range of that is not ours.
 	req.Header.Set("Accept-Encoding", "identity")
 	if p.have > 0 {
-		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", p.have))
+		// With both ends: some registries do not parse an open range.
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", p.have, p.want-1))
 	}
 	resp, err := b.client.Do(req)
 	if err != nil {
