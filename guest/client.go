@@ -2,13 +2,35 @@ package guest
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"net"
+	"sync"
+	"time"
 
+	"github.com/cove-sandbox/cove/guest/wire"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // Dialer opens one connection to the guest of a kernel.
 type Dialer func(ctx context.Context) (net.Conn, error)
+
+const (
+	// maxIdle connections are kept per kernel. Every one costs a descriptor
+	// here and two goroutines in the guest; a new one costs about a
+	// millisecond. Four cover an exec with a watcher and file calls beside it.
+	maxIdle = 4
+
+	// idleFor is how long an unused connection is kept, so that a sandbox that
+	// nobody talks to costs no descriptors.
+	idleFor = 30 * time.Second
+
+	// handshakes is how often a connection that was closed before the guest
+	// proved itself is dialled again. Code inside can open connections fast
+	// enough to push ours out of the guest's table of strangers; each try is
+	// an independent race that we win almost always.
+	handshakes = 8
+)
 
 // Client is the host's side of the guest protocol. One request at a time runs
 // on a connection; idle connections are kept and reused, and a stream that is
@@ -16,10 +38,30 @@ type Dialer func(ctx context.Context) (net.Conn, error)
 type Client struct {
 	dial   Dialer
 	secret []byte
+
+	mu     sync.Mutex
+	idle   []idleConn // the most recently used last
+	busy   map[*conn]struct{}
+	timer  *time.Timer // trims idle; nil when idle is empty
+	closed bool
+}
+
+// conn is one connection; proof is pending until the first answer.
+type conn struct {
+	*wire.Conn
+	proof  *wire.Prover
+	reused bool
+}
+
+type idleConn struct {
+	*conn
+	since time.Time
 }
 
 // NewClient makes a client; it dials on first use.
-func NewClient(dial Dialer, secret []byte) *Client { return &Client{dial: dial, secret: secret} }
+func NewClient(dial Dialer, secret []byte) *Client {
+	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}}
+}
 
 // Container tells the guest which container it serves from now on.
 type Container struct {
@@ -29,53 +71,298 @@ type Container struct {
 	User       string   `json:"user"`
 }
 
-// ListOptions bound a directory listing.
-type ListOptions struct {
-	Depth int `json:"depth"` // 1 = the directory's own entries
-	Limit int `json:"limit"`
+// Close closes every connection; requests under way fail with
+// sandbox.ErrUnavailable. It is idempotent.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	c.dropIdleLocked()
+	for cn := range c.busy {
+		cn.Close()
+	}
+	return nil
 }
 
-func (c *Client) Close() error                                  { panic("todo") }
-func (c *Client) Ping(ctx context.Context) error                { panic("todo") }
-func (c *Client) Enter(ctx context.Context, ct Container) error { panic("todo") }
-func (c *Client) Leave(ctx context.Context) error               { panic("todo") }
-func (c *Client) Start(ctx context.Context, spec sandbox.ProcessSpec, offset int64, sink func(sandbox.ProcessEvent) error) error {
-	panic("todo")
+// CloseIdle closes the connections that no request is using. A kernel must
+// have none while it is checkpointed.
+func (c *Client) CloseIdle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dropIdleLocked()
 }
-func (c *Client) Attach(ctx context.Context, execID string, offset int64, sink func(sandbox.ProcessEvent) error) error {
-	panic("todo")
+
+func (c *Client) dropIdleLocked() {
+	for _, i := range c.idle {
+		i.Close()
+	}
+	c.idle = nil
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
 }
-func (c *Client) SendInput(ctx context.Context, execID string, data []byte) error { panic("todo") }
-func (c *Client) CloseInput(ctx context.Context, execID string) error             { panic("todo") }
-func (c *Client) Signal(ctx context.Context, execID, signal string, processOnly bool) error {
-	panic("todo")
+
+// Ping returns when the guest has answered.
+func (c *Client) Ping(ctx context.Context) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpPing}, nil)
+	return err
 }
-func (c *Client) Resize(ctx context.Context, execID string, size sandbox.TermSize) error {
-	panic("todo")
+
+// Enter makes the guest serve a container. A container served before is left
+// first.
+func (c *Client) Enter(ctx context.Context, ct Container) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpEnter, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User}, nil)
+	return err
 }
-func (c *Client) Processes(ctx context.Context) ([]sandbox.Process, []sandbox.Task, error) {
-	panic("todo")
+
+// Leave ends every process started through the guest with cause reset and
+// forgets them. The container itself is the driver's to destroy.
+func (c *Client) Leave(ctx context.Context) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpLeave}, nil)
+	return err
 }
-func (c *Client) Wait(ctx context.Context, execID string) (sandbox.ProcessEnd, error) { panic("todo") }
-func (c *Client) ReadFile(ctx context.Context, path string, offset, length int64) ([]byte, sandbox.FileInfo, error) {
-	panic("todo")
+
+// safeToRepeat says that running a request twice is the same as running it
+// once, so that it may be sent again when a kept connection turns out to be
+// dead. A start is: its exec_id runs at most once.
+func safeToRepeat(r wire.Req) bool {
+	switch r.Op {
+	case wire.OpInput, wire.OpSignal, wire.OpMkdir, wire.OpMove, wire.OpRemove:
+		return false
+	case wire.OpWrite:
+		return r.Write == nil || !r.Write.Append
+	}
+	return true
 }
-func (c *Client) WriteFile(ctx context.Context, path string, data []byte, opt sandbox.WriteOptions) (sandbox.FileInfo, error) {
-	panic("todo")
+
+// call runs a request that ends in a reply.
+func (c *Client) call(ctx context.Context, r wire.Req, content []byte) (wire.Res, error) {
+	var res wire.Res
+	err := c.run(ctx, r, content, func(k wire.Kind, p []byte) (bool, error) {
+		if k != wire.Reply {
+			return false, unexpected(r.Op, k)
+		}
+		return true, json.Unmarshal(p, &res)
+	})
+	return res, err
 }
-func (c *Client) Stat(ctx context.Context, path string) (sandbox.FileInfo, error) { panic("todo") }
-func (c *Client) List(ctx context.Context, path string, opt ListOptions) (files []sandbox.FileInfo, truncated bool, err error) {
-	panic("todo")
+
+// onFrame takes one frame of an answer and says whether it was the last.
+type onFrame func(k wire.Kind, p []byte) (done bool, err error)
+
+// run sends a request and hands the answer's frames to on, except Error, which
+// it returns.
+func (c *Client) run(ctx context.Context, r wire.Req, content []byte, on onFrame) error {
+	op := "guest." + r.Op
+	if len(content) > wire.MaxContent {
+		return sandbox.Errorf(sandbox.TooLarge, op, "%d bytes in one call, at most %d", len(content), wire.MaxContent)
+	}
+	r.Content = int64(len(content))
+	for try := 1; ; try++ {
+		cn, err := c.take(ctx)
+		if err != nil {
+			return c.explain(ctx, op, err)
+		}
+		again, err := c.runOn(ctx, cn, r, content, on)
+		if err == nil {
+			return nil
+		}
+		if !again || try >= handshakes || ctx.Err() != nil {
+			return c.explain(ctx, op, err)
+		}
+		select { // a stale connection is replaced at once, a pushed-out one after a breath
+		case <-ctx.Done():
+		case <-time.After(time.Duration(try-1) * 5 * time.Millisecond):
+		}
+	}
 }
-func (c *Client) Mkdir(ctx context.Context, path string, opt sandbox.WriteOptions) (sandbox.FileInfo, error) {
-	panic("todo")
+
+// errStop carries an error of this side, mostly of the caller's own sink, out of
+// runOn untouched and gives the connection up.
+type errStop struct{ error }
+
+func (e errStop) Unwrap() error { return e.error }
+
+// runOn runs a request on one connection. again says that the request surely
+// has not run, or may run twice without harm.
+func (c *Client) runOn(ctx context.Context, cn *conn, r wire.Req, content []byte, on onFrame) (again bool, err error) {
+	stop := context.AfterFunc(ctx, func() { cn.Close() })
+	ok := false
+	defer func() { c.put(cn, stop() && ok) }()
+	before := cn.Received()
+
+	err = func() error {
+		if !cn.reused {
+			cn.SetReadDeadline(time.Now().Add(wire.HandshakeTimeout))
+			p, err := cn.OfferAuth(c.secret)
+			if err != nil {
+				return err
+			}
+			cn.proof = p
+		}
+		if err := cn.WriteJSON(wire.Request, r); err != nil {
+			return err
+		}
+		// Content is sent from a goroutine of its own: an agent that refuses
+		// early answers while we would still be writing. It ends with the
+		// connection at the latest.
+		sent := make(chan error, 1)
+		if len(content) > 0 {
+			go func() { sent <- cn.WriteContent(content) }()
+		} else {
+			sent <- nil
+		}
+		if cn.proof != nil {
+			if err := cn.proof.Check(cn.Conn); err != nil {
+				cn.Close()
+				<-sent
+				return err
+			}
+			cn.proof = nil
+			cn.SetReadDeadline(time.Time{})
+		}
+		err := answers(cn, on)
+		if _, fromGuest := err.(*sandbox.Error); err != nil && !fromGuest {
+			cn.Close() // ends the sender; a guest that refuses still takes all content
+		}
+		if serr := <-sent; err == nil {
+			err = serr
+		}
+		return err
+	}()
+
+	switch e := err.(type) {
+	case nil:
+		ok = true
+		return false, nil
+	case *sandbox.Error: // the guest's own answer: the connection is in step
+		ok = true
+		return false, e
+	case errStop:
+		return false, e
+	}
+	if cn.proof != nil || !cn.reused && cn.Received() == before {
+		return true, err // the guest never took us for its host, so it did nothing
+	}
+	return cn.reused && cn.Received() == before && safeToRepeat(r), err
 }
-func (c *Client) Move(ctx context.Context, from, to string) (sandbox.FileInfo, error) { panic("todo") }
-func (c *Client) Remove(ctx context.Context, path string, recursive bool) error       { panic("todo") }
-func (c *Client) Chmod(ctx context.Context, path string, mode uint32, recursive bool) error {
-	panic("todo")
+
+func answers(cn *conn, on onFrame) error {
+	for {
+		k, p, err := cn.ReadFrame(wire.MaxFrame)
+		if err != nil {
+			return err
+		}
+		if k == wire.Error {
+			e := &sandbox.Error{}
+			if err := json.Unmarshal(p, e); err != nil {
+				return err
+			}
+			return e
+		}
+		done, err := on(k, p)
+		if err != nil {
+			return err
+		}
+		if done {
+			return nil
+		}
+	}
 }
-func (c *Client) Chown(ctx context.Context, path, owner string, recursive bool) error { panic("todo") }
-func (c *Client) Watch(ctx context.Context, path string, recursive bool, sink func(sandbox.FileChange) error) error {
-	panic("todo")
+
+// take returns a connection for one request: the most recently used idle one
+// that is still open, or a new one.
+func (c *Client) take(ctx context.Context) (*conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	for len(c.idle) > 0 && !c.closed {
+		cn := c.idle[len(c.idle)-1].conn
+		c.idle = c.idle[:len(c.idle)-1]
+		if !open(cn.Conn.Conn) {
+			cn.Close()
+			continue
+		}
+		cn.reused = true
+		c.busy[cn] = struct{}{}
+		c.mu.Unlock()
+		return cn, nil
+	}
+	closed := c.closed
+	c.mu.Unlock()
+	if closed {
+		return nil, net.ErrClosed
+	}
+	nc, err := c.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	cn := &conn{Conn: wire.NewConn(nc)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		nc.Close()
+		return nil, net.ErrClosed
+	}
+	c.busy[cn] = struct{}{}
+	return cn, nil
+}
+
+// put keeps a connection that is in step and closes any other.
+func (c *Client) put(cn *conn, inStep bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.busy, cn)
+	if !inStep || c.closed || len(c.idle) >= maxIdle {
+		cn.Close()
+		return
+	}
+	c.idle = append(c.idle, idleConn{cn, time.Now()})
+	if c.timer == nil {
+		c.timer = time.AfterFunc(idleFor, c.trim)
+	}
+}
+
+// trim closes what has been idle for long, the oldest first.
+func (c *Client) trim() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for n < len(c.idle) && time.Since(c.idle[n].since) >= idleFor {
+		c.idle[n].Close()
+		n++
+	}
+	c.idle = append(c.idle[:0], c.idle[n:]...)
+	c.timer = nil
+	if len(c.idle) > 0 && !c.closed {
+		c.timer = time.AfterFunc(idleFor-time.Since(c.idle[0].since), c.trim)
+	}
+}
+
+// explain gives every failure a class: the caller's own, the guest's, or
+// unavailable when the connection is what failed.
+func (c *Client) explain(ctx context.Context, op string, err error) error {
+	var stop errStop
+	if errors.As(err, &stop) {
+		return stop.error
+	}
+	var e *sandbox.Error
+	if errors.As(err, &e) {
+		return sandbox.WithOp(op, err)
+	}
+	switch ctx.Err() {
+	case context.Canceled:
+		return sandbox.Errorf(sandbox.Canceled, op, "%w", context.Cause(ctx))
+	case context.DeadlineExceeded:
+		return sandbox.Errorf(sandbox.DeadlineReached, op, "%w", context.Cause(ctx))
+	}
+	return sandbox.Errorf(sandbox.Unavailable, op, "no answer from the guest: %w", err)
+}
+
+// unexpected is not the guest's answer but our own verdict on it, so it stops
+// the connection.
+func unexpected(op string, k wire.Kind) error {
+	return errStop{sandbox.Errorf(sandbox.Internal, "guest."+op, "unexpected frame of kind %d", k)}
 }

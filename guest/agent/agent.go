@@ -2,13 +2,21 @@ package agent
 
 import (
 	"context"
-	"io"
+	"errors"
 	"log/slog"
 	"net"
+	"sync"
+	"time"
 
-	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/guest/wire"
 	"github.com/cove-sandbox/cove/sandbox"
 )
+
+// maxStrangers is how many connections may be in the handshake at once. Beyond
+// it the oldest is dropped: an honest handshake takes far less time than an
+// attacker needs for this many, and a stranger costs a descriptor and a few
+// kilobytes for at most wire.HandshakeTimeout.
+const maxStrangers = 256
 
 // Config is what an agent needs. Logger may be nil.
 type Config struct {
@@ -17,35 +25,192 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Space is where an agent acts.
-type Space interface{ space() }
+// Agent serves the guest protocol. Safe for concurrent use.
+type Agent struct {
+	secret []byte
+	space  Space
+	log    *slog.Logger
+	budget *budget
+	conns  sync.WaitGroup
 
-type hostSpace struct{}
+	// entering serialises enter and leave.
+	entering sync.Mutex
 
-func (hostSpace) space() {}
+	mu        sync.Mutex
+	closed    bool
+	listeners map[net.Listener]struct{}
+	open      map[net.Conn]struct{}
+	strangers []net.Conn // in the handshake, oldest first
+	episode   *episode   // nil when no container is served
+}
 
-// NewContainerSpace acts in the container entered by Enter's init pid.
-func NewContainerSpace() Space { return hostSpace{} }
+// New makes an agent that serves no container yet.
+func New(cfg Config) *Agent {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Agent{secret: cfg.Secret, space: cfg.Space, log: cfg.Logger, budget: &budget{max: totalLogs},
+		listeners: map[net.Listener]struct{}{}, open: map[net.Conn]struct{}{}}
+}
 
-// HostSpace acts on a directory of this machine, without isolation.
-func HostSpace(root string) Space { return hostSpace{} }
+// Serve accepts connections until ctx ends or Close. It closes l.
+func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
+	a.mu.Lock()
+	if a.closed {
+		a.mu.Unlock()
+		l.Close()
+		return net.ErrClosed
+	}
+	a.listeners[l] = struct{}{}
+	a.mu.Unlock()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	defer func() {
+		l.Close()
+		a.mu.Lock()
+		delete(a.listeners, l)
+		a.mu.Unlock()
+	}()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			// Out of descriptors, or a peer that left: the next may work.
+			a.log.Warn("accept", "err", err)
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		go a.ServeConn(c)
+	}
+}
 
-// Agent serves the guest protocol.
-type Agent struct{}
+// ServeConn serves one connection to its end and closes it.
+func (a *Agent) ServeConn(c net.Conn) {
+	defer c.Close()
+	if !a.admit(c) {
+		return
+	}
+	defer a.conns.Done()
+	defer a.forget(c)
+	wc := wire.NewConn(c)
+	if err := wc.AcceptAuth(a.secret); err != nil {
+		return
+	}
+	if !a.trust(c) {
+		return
+	}
+	// The proof goes out at once: a client that never saw it knows that its
+	// request was not run.
+	if wc.Flush() != nil {
+		return
+	}
+	(&session{agent: a, conn: wc}).serve()
+}
 
-// New makes an agent.
-func New(cfg Config) *Agent { return &Agent{} }
+func (a *Agent) admit(c net.Conn) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return false
+	}
+	a.conns.Add(1)
+	a.open[c] = struct{}{}
+	a.strangers = append(a.strangers, c)
+	if len(a.strangers) > maxStrangers {
+		a.strangers[0].Close()
+		a.strangers = a.strangers[1:]
+	}
+	return true
+}
 
-// Serve accepts connections until ctx ends or Close.
-func (a *Agent) Serve(ctx context.Context, l net.Listener) error { return sandbox.ErrUnsupported }
+// trust takes an authenticated connection out of the strangers; false if it
+// was pushed out before.
+func (a *Agent) trust(c net.Conn) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.dropStrangerLocked(c)
+}
 
-// ServeConn serves one connection to its end.
-func (a *Agent) ServeConn(c net.Conn) { c.Close() }
+func (a *Agent) dropStrangerLocked(c net.Conn) bool {
+	for i, s := range a.strangers {
+		if s == c {
+			a.strangers = append(a.strangers[:i], a.strangers[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
 
-// Close ends every process and connection and waits.
-func (a *Agent) Close() {}
+func (a *Agent) forget(c net.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.open, c)
+	a.dropStrangerLocked(c)
+}
 
-// RunBulk runs one transfer.
-func RunBulk(space Space, op guest.BulkOp, stdin io.Reader, stdout io.Writer) error {
-	return sandbox.ErrUnsupported
+// Close leaves the container, ends every connection and waits for them.
+func (a *Agent) Close() {
+	a.mu.Lock()
+	a.closed = true
+	for l := range a.listeners {
+		l.Close()
+	}
+	for c := range a.open {
+		c.Close()
+	}
+	a.mu.Unlock()
+	a.leave()
+	a.conns.Wait()
+}
+
+// enter serves a container from now on, and no other.
+func (a *Agent) enter(r wire.Req) error {
+	if r.WorkingDir != "" {
+		if _, err := cleanPath("working_dir", r.WorkingDir); err != nil {
+			return err
+		}
+	}
+	a.entering.Lock()
+	defer a.entering.Unlock()
+	a.leaveNow()
+	if err := a.space.enter(r.InitPID); err != nil {
+		return sandbox.Errorf(sandbox.Unavailable, "guest.enter", "%w", err)
+	}
+	ep := newEpisode(a.space, r, a.budget)
+	if err := ep.makeWorkdir(); err != nil {
+		a.log.Warn("working directory", "path", ep.workdir, "err", err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.episode = ep
+	return nil
+}
+
+func (a *Agent) leave() {
+	a.entering.Lock()
+	defer a.entering.Unlock()
+	a.leaveNow()
+}
+
+// leaveNow is leave under entering.
+func (a *Agent) leaveNow() {
+	a.mu.Lock()
+	ep := a.episode
+	a.episode = nil
+	a.mu.Unlock()
+	if ep != nil {
+		ep.leave()
+		a.space.leave()
+	}
+}
+
+// current is the episode being served.
+func (a *Agent) current() (*episode, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.episode == nil {
+		return nil, errNoContainer()
+	}
+	return a.episode, nil
 }

@@ -1,0 +1,307 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/cove-sandbox/cove/guest/wire"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// session is one authenticated connection. One goroutine reads frames, so that
+// a peer that leaves is noticed while a request streams; the other runs one
+// request after another.
+type session struct {
+	agent  *Agent
+	conn   *wire.Conn
+	frames chan frame
+	ctx    context.Context // ends with the connection
+}
+
+type frame struct {
+	kind wire.Kind
+	data []byte
+}
+
+// errGone is a connection that ended in the middle of a request.
+var errGone = errors.New("connection ended")
+
+func (s *session) serve() {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.ctx, s.frames = ctx, make(chan frame)
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		defer cancel()
+		for {
+			k, p, err := s.conn.ReadFrame(wire.MaxFrame)
+			if err != nil {
+				return
+			}
+			select {
+			case s.frames <- frame{k, p}:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	for s.next() == nil {
+	}
+	cancel()
+	s.conn.Close()
+	<-read
+}
+
+func (s *session) frame() (frame, error) {
+	select {
+	case f := <-s.frames:
+		return f, nil
+	case <-s.ctx.Done():
+		return frame{}, errGone
+	}
+}
+
+// next runs one request. An error means that the connection is of no use any
+// more; what went wrong with the request itself was answered.
+func (s *session) next() error {
+	f, err := s.frame()
+	if err != nil {
+		return err
+	}
+	if f.kind != wire.Request {
+		return errGone
+	}
+	var r wire.Req
+	if err := json.Unmarshal(f.data, &r); err != nil {
+		return errGone
+	}
+	f.data = nil
+	if r.Content < 0 || r.Content > wire.MaxContent {
+		return errGone
+	}
+	left := r.Content
+	body := &content{s: s, left: &left}
+	err = s.dispatch(r, body)
+	if errors.Is(err, errGone) {
+		return err
+	}
+	if derr := body.skip(); derr != nil {
+		return derr
+	}
+	if err != nil {
+		return s.conn.WriteError(sandbox.WithOp("guest."+r.Op, err))
+	}
+	return nil
+}
+
+// content is the body of a request.
+type content struct {
+	s    *session
+	left *int64
+}
+
+// each hands every piece to f; after an error of f the rest is still taken, so
+// that the connection stays in step.
+func (c *content) each(f func([]byte) error) error {
+	var ferr error
+	for *c.left > 0 {
+		fr, err := c.s.frame()
+		if err != nil {
+			return err
+		}
+		if fr.kind != wire.Data || int64(len(fr.data)) > *c.left || len(fr.data) == 0 {
+			return errGone
+		}
+		*c.left -= int64(len(fr.data))
+		if ferr == nil {
+			ferr = f(fr.data)
+		}
+	}
+	return ferr
+}
+
+func (c *content) skip() error { return c.each(func([]byte) error { return nil }) }
+
+// reply ends a request that succeeded.
+func (s *session) reply(res wire.Res, err error) error {
+	if err != nil {
+		return err
+	}
+	if err := s.conn.WriteJSON(wire.Reply, res); err != nil {
+		return errGone
+	}
+	return nil
+}
+
+// dispatch runs a request to its last frame, or returns the error to answer.
+func (s *session) dispatch(r wire.Req, body *content) error {
+	switch r.Op {
+	case wire.OpPing:
+		return s.reply(wire.Res{}, nil)
+	case wire.OpEnter:
+		return s.reply(wire.Res{}, s.agent.enter(r))
+	case wire.OpLeave:
+		s.agent.leave()
+		return s.reply(wire.Res{}, nil)
+	}
+	ep, err := s.agent.current()
+	if err != nil {
+		return err
+	}
+	switch r.Op {
+	case wire.OpStart:
+		return s.start(ep, r, body)
+	case wire.OpAttach:
+		ex, err := ep.find(r.ExecID)
+		if err != nil {
+			return err
+		}
+		return s.stream(ex, ex.log.attach(r.Offset), true)
+	case wire.OpInput, wire.OpCloseInput, wire.OpSignal, wire.OpResize, wire.OpWait:
+		ex, err := ep.find(r.ExecID)
+		if err != nil {
+			return err
+		}
+		return s.control(ex, r, body)
+	case wire.OpProcesses:
+		res := wire.Res{Tasks: listTasks(ep.space, ep)}
+		for _, ex := range ep.all() {
+			if p, ok := ex.process(); ok {
+				res.Processes = append(res.Processes, p)
+			}
+		}
+		return s.reply(res, nil)
+	case wire.OpWatch:
+		return s.watch(ep, r)
+	}
+	return s.file(ep, r, body)
+}
+
+// start runs a new process, or attaches to the one that has its id.
+func (s *session) start(ep *episode, r wire.Req, body *content) error {
+	if r.Spec == nil {
+		return sandbox.InvalidField("process", "must be set")
+	}
+	// All input first: a client that leaves half-way must not leave a process
+	// behind that works on half of it.
+	var input [][]byte
+	if err := body.each(func(b []byte) error { input = append(input, b); return nil }); err != nil {
+		return err
+	}
+	if len(input) > 0 {
+		r.Spec.Input = input[0] // says that stdin is wanted
+	}
+	ex, fresh, err := ep.reserve(r.Spec)
+	if err != nil {
+		return err
+	}
+	rd := ex.log.attach(r.Offset) // before the first byte, so that none is dropped
+	if fresh {
+		ex.launch(r.Spec, input)
+	}
+	return s.stream(ex, rd, !fresh)
+}
+
+// flushAt is how much output is gathered into one write.
+const flushAt = 128 << 10
+
+// stream sends an exec's events to its end, or until the client leaves.
+func (s *session) stream(ex *exec, rd *logReader, replayed bool) error {
+	defer rd.detach()
+	select {
+	case <-ex.started:
+	case <-s.ctx.Done():
+		return errGone
+	}
+	if ex.startErr != nil {
+		return ex.startErr
+	}
+	c := s.conn
+	if err := c.QueueJSON(wire.Started, sandbox.ProcessStarted{ExecID: ex.id, PID: ex.inner, Replayed: replayed}); err != nil {
+		return errGone
+	}
+	queued := 0
+	var header [16]byte
+	for {
+		got, wait := rd.next()
+		var err error
+		switch {
+		case wait != nil:
+			if err = c.Flush(); err != nil {
+				break
+			}
+			queued = 0
+			select {
+			case <-wait:
+			case <-s.ctx.Done():
+				return errGone
+			}
+		case got.lost != nil:
+			err = c.QueueJSON(wire.Lost, got.lost)
+		case got.done:
+			<-ex.done
+			if err = c.QueueJSON(wire.End, ex.end); err == nil {
+				err = c.Flush()
+			}
+			if err != nil {
+				return errGone
+			}
+			return nil
+		default:
+			err = c.Queue(wire.Output, wire.AppendOutputHeader(header[:0], got.seg.stream, got.seg.offset), got.seg.data)
+			if queued += len(got.seg.data); err == nil && queued >= flushAt {
+				err, queued = c.Flush(), 0
+			}
+		}
+		if err != nil {
+			return errGone
+		}
+	}
+}
+
+// control runs the requests that act on one process.
+func (s *session) control(ex *exec, r wire.Req, body *content) error {
+	select {
+	case <-ex.started:
+	case <-s.ctx.Done():
+		return errGone
+	}
+	if ex.startErr != nil {
+		return ex.startErr
+	}
+	switch r.Op {
+	case wire.OpInput:
+		err := ex.withStdin(s.ctx, func(c *child) error {
+			return body.each(func(b []byte) error { _, err := c.stdin.Write(b); return err })
+		})
+		if s.ctx.Err() != nil {
+			return errGone
+		}
+		return s.reply(wire.Res{}, err)
+	case wire.OpCloseInput:
+		err := ex.withStdin(s.ctx, ex.closeStdin)
+		if s.ctx.Err() != nil {
+			return errGone
+		}
+		return s.reply(wire.Res{}, err)
+	case wire.OpSignal:
+		sig, err := signalNumber(r.Signal)
+		if err != nil {
+			return err
+		}
+		return s.reply(wire.Res{}, ex.signal(sig, r.Flag))
+	case wire.OpResize:
+		if r.Size == nil {
+			return sandbox.InvalidField("size", "must be set")
+		}
+		return s.reply(wire.Res{}, ex.resize(*r.Size))
+	default: // wait
+		select {
+		case <-ex.done:
+			return s.reply(wire.Res{End: &ex.end}, nil)
+		case <-s.ctx.Done():
+			return errGone
+		}
+	}
+}

@@ -1,0 +1,428 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const (
+	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	defaultTerm = "xterm-256color"
+	maxPath     = 4096
+)
+
+// checkSpec refuses what can be refused without touching the container.
+func checkSpec(s *sandbox.ProcessSpec) error {
+	switch {
+	case len(s.Args) > 0 && s.Command != "":
+		return sandbox.InvalidField("args", "exactly one of args and command may be set")
+	case len(s.Args) == 0 && s.Command == "":
+		return sandbox.InvalidField("args", "one of args and command must be set")
+	case len(s.Args) > 0 && s.Args[0] == "":
+		return sandbox.InvalidField("args", "the program name is empty")
+	case strings.IndexByte(s.Command, 0) >= 0:
+		return sandbox.InvalidField("command", "must not contain a NUL byte")
+	case s.Timeout < 0:
+		return sandbox.InvalidField("timeout", "must not be negative")
+	}
+	for i, a := range s.Args {
+		if strings.IndexByte(a, 0) >= 0 {
+			return sandbox.InvalidField("args", "argument %d contains a NUL byte", i)
+		}
+	}
+	for k, v := range s.Env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.IndexByte(v, 0) >= 0 {
+			return sandbox.InvalidField("env", "%q: a name must not be empty or contain '=', and neither name nor value a NUL byte", k)
+		}
+	}
+	if s.Cwd != "" {
+		if _, err := cleanPath("cwd", s.Cwd); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// child is a forked process with the agent's ends of its descriptors.
+type child struct {
+	pid, inner int
+	pidfd      *os.File
+	stdin      *os.File // nil without
+	pumps      []*pump
+	term       *os.File // master side; also in stdin and the only pump
+}
+
+// spawn starts the process of spec, all output going to log.
+func (ep *episode) spawn(spec *sandbox.ProcessSpec, mark string, log *outlog) (*child, error) {
+	fds, err := ep.openStdio(spec)
+	if err != nil {
+		return nil, resourceError(err)
+	}
+	defer fds.closeChild()
+	var c *child
+	var ferr error
+	err = ep.space.spawner(func() {
+		defer unstickEvery(time.Second)()
+		c, ferr = ep.fork(spec, mark, fds)
+	})
+	if err = errors.Join(err, ferr); err != nil {
+		fds.closeOwn()
+		if errors.Is(err, errLeft) {
+			return nil, errNoContainer()
+		}
+		return nil, err
+	}
+	c.inner = c.pid
+	if ep.space.contained() {
+		rc, _ := c.pidfd.SyscallConn()
+		rc.Control(func(fd uintptr) { c.inner, _ = innerPID(int(fd)) })
+	}
+	c.stdin, c.term = fds.stdin, fds.term
+	if fds.term != nil {
+		c.stdin = fds.term
+		c.pumps = []*pump{newPump(fds.term, sandbox.PTYOut, log)}
+	} else {
+		c.pumps = []*pump{newPump(fds.stdout, sandbox.Stdout, log), newPump(fds.stderr, sandbox.Stderr, log)}
+	}
+	return c, nil
+}
+
+// stdio is both ends of a process's descriptors.
+type stdio struct {
+	child                       [3]int // descriptors for the child
+	owned                       []int  // of those, the ones to close here
+	stdin, stdout, stderr, term *os.File
+}
+
+// openStdio makes pipes that live in the kernel, never host descriptors: those
+// would not survive a checkpoint. A terminal is opened by fork, inside.
+func (ep *episode) openStdio(spec *sandbox.ProcessSpec) (*stdio, error) {
+	fds := &stdio{}
+	if spec.PTY != nil {
+		return fds, nil
+	}
+	pipe := func(ownRead bool, name string, theirs *int) (*os.File, error) {
+		var p [2]int
+		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+			return nil, err
+		}
+		own, other := p[1], p[0]
+		if ownRead {
+			own, other = other, own
+		}
+		*theirs = other
+		fds.owned = append(fds.owned, other)
+		unix.SetNonblock(own, true)
+		return os.NewFile(uintptr(own), name), nil
+	}
+	var err error
+	if fds.stdout, err = pipe(true, "stdout", &fds.child[1]); err == nil {
+		fds.stderr, err = pipe(true, "stderr", &fds.child[2])
+	}
+	if err == nil && (spec.Stdin || len(spec.Input) > 0) {
+		fds.stdin, err = pipe(false, "stdin", &fds.child[0])
+	} else if err == nil {
+		var null *os.File
+		if null, err = ep.space.devNull(); err == nil {
+			fds.child[0] = int(null.Fd())
+		}
+	}
+	if err != nil {
+		fds.closeChild()
+		fds.closeOwn()
+		return nil, err
+	}
+	return fds, nil
+}
+
+func (s *stdio) closeChild() {
+	for _, fd := range s.owned {
+		unix.Close(fd)
+	}
+	s.owned = nil
+}
+
+func (s *stdio) closeOwn() {
+	for _, f := range []*os.File{s.stdin, s.stdout, s.stderr, s.term} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// fork resolves user, directory and program inside and starts the process. It
+// runs on the spawner thread: the fork must come from there.
+func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio) (*child, error) {
+	id, err := ep.identity(spec.User)
+	if err != nil {
+		return nil, err
+	}
+	cwd := spec.Cwd
+	if cwd == "" {
+		cwd = ep.workdir
+	}
+	var st unix.Stat_t
+	if err := ep.space.stat(cwd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return nil, sandbox.InvalidField("cwd", "no directory %s in the sandbox", cwd).WithHint("make it first, or leave cwd out to start in %s", ep.workdir)
+	}
+	env, searchPath := ep.environ(spec, id, mark)
+	argv := spec.Args
+	if spec.Command != "" {
+		argv = []string{ep.shell(), "-c", spec.Command}
+	}
+	program, err := ep.lookProgram(argv[0], searchPath, cwd)
+	if err != nil {
+		return nil, err
+	}
+	if spec.PTY != nil {
+		if err := ep.openTerminal(*spec.PTY, id, fds); err != nil {
+			return nil, err
+		}
+	}
+	pidfd := -1
+	attr := &syscall.ProcAttr{
+		Dir:   ep.space.workdir(cwd),
+		Env:   env,
+		Files: []uintptr{uintptr(fds.child[0]), uintptr(fds.child[1]), uintptr(fds.child[2])},
+		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
+	}
+	if spec.PTY != nil {
+		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
+	}
+	if ep.space.users() && (id.uid != 0 || id.gid != 0 || len(id.groups) > 0) {
+		attr.Sys.Credential = &syscall.Credential{Uid: id.uid, Gid: id.gid, Groups: id.groups}
+	}
+	pid, err := syscall.ForkExec(program, argv, attr)
+	if err != nil {
+		return nil, startError(argv[0], program, err)
+	}
+	if pidfd < 0 {
+		if pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
+			unix.Kill(pid, unix.SIGKILL)
+			go syscall.Wait4(pid, nil, 0, nil)
+			return nil, resourceError(err)
+		}
+	}
+	unix.SetNonblock(pidfd, true) // so that os.NewFile waits for it in the poller
+	return &child{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd")}, nil
+}
+
+// identity resolves a user; without users of its own, a space takes any name.
+func (ep *episode) identity(user string) (ident, error) {
+	if user == "" {
+		user = ep.user
+	}
+	id, err := ep.userDB.lookup(ep.space, user)
+	if err != nil && !ep.space.users() {
+		var st unix.Stat_t
+		if ep.space.stat("/etc/passwd", &st) != nil {
+			name, _, _ := strings.Cut(user, ":")
+			return ident{name: name, home: "/"}, nil
+		}
+	}
+	return id, err
+}
+
+// environ builds the environment: the container's, the user's, the caller's,
+// the mark. A later entry wins.
+func (ep *episode) environ(spec *sandbox.ProcessSpec, id ident, mark string) (env []string, searchPath string) {
+	vars := make(map[string]string, len(ep.env)+len(spec.Env)+6)
+	vars["PATH"] = defaultPath
+	if spec.PTY != nil {
+		vars["TERM"] = defaultTerm
+	}
+	vars["HOME"] = id.home
+	if !ep.space.users() {
+		vars["HOME"] = ep.space.workdir(id.home)
+	}
+	if id.name != "" {
+		vars["USER"], vars["LOGNAME"] = id.name, id.name
+	}
+	for _, kv := range ep.env {
+		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
+			vars[k] = v
+		}
+	}
+	maps.Copy(vars, spec.Env)
+	delete(vars, markKey)
+	env = make([]string, 0, len(vars)+1)
+	env = append(env, mark)
+	for _, k := range slices.Sorted(maps.Keys(vars)) {
+		env = append(env, k+"="+vars[k])
+	}
+	return env, vars["PATH"]
+}
+
+// shell is bash where the container has it: what people write in a command
+// line is bash more often than they know.
+func (ep *episode) shell() string {
+	if executable(ep.space.program("/bin/bash")) {
+		return "/bin/bash"
+	}
+	return "/bin/sh"
+}
+
+func executable(p string) bool {
+	var st unix.Stat_t
+	return unix.Stat(p, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0
+}
+
+// lookProgram finds name as execvp would.
+func (ep *episode) lookProgram(name, searchPath, cwd string) (string, error) {
+	if strings.Contains(name, "/") {
+		p := name
+		if !path.IsAbs(name) {
+			return ep.space.workdir(path.Join(cwd, name)), nil
+		}
+		return ep.space.program(p), nil
+	}
+	for dir := range strings.SplitSeq(searchPath, ":") {
+		p := path.Join(cwd, dir, name)
+		if path.IsAbs(dir) {
+			p = path.Join(dir, name)
+		}
+		if len(p) >= maxPath {
+			continue
+		}
+		if p = ep.space.program(p); executable(p) {
+			return p, nil
+		}
+	}
+	return "", &sandbox.Error{Class: sandbox.NotFound, Field: "args", Msg: fmt.Sprintf("command not found: %s", clip(name, 200)),
+		Hint: "it is in none of the directories of PATH=" + clip(searchPath, 500)}
+}
+
+// openTerminal opens a terminal of the container and makes it the child's
+// stdio. The slave side is asked of the master, not opened by a name that code
+// inside may have put something else under.
+func (ep *episode) openTerminal(size sandbox.TermSize, id ident, fds *stdio) error {
+	unsupported := func(what string, err error) error {
+		return sandbox.Errorf(sandbox.Unsupported, "", "no terminal: %s: %w", what, err).WithHint("the sandbox needs /dev/ptmx and devpts; run without pty")
+	}
+	master, err := ep.space.terminal()
+	if err != nil {
+		return unsupported("/dev/ptmx", err)
+	}
+	if err := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
+		unix.Close(master)
+		return unsupported("unlock", err)
+	}
+	slave, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(master), unix.TIOCGPTPEER, uintptr(unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC))
+	if errno != 0 {
+		unix.Close(master)
+		return unsupported("slave side", errno)
+	}
+	fds.term = os.NewFile(uintptr(master), "ptmx")
+	fds.child = [3]int{int(slave), int(slave), int(slave)}
+	fds.owned = append(fds.owned, int(slave))
+	if id.uid != 0 && ep.space.users() {
+		unix.Fchown(int(slave), int(id.uid), -1)
+	}
+	return unix.IoctlSetWinsize(master, unix.TIOCSWINSZ, winsize(size))
+}
+
+func winsize(s sandbox.TermSize) *unix.Winsize {
+	w := &unix.Winsize{Row: s.Rows, Col: s.Cols}
+	if w.Row == 0 {
+		w.Row = 24
+	}
+	if w.Col == 0 {
+		w.Col = 80
+	}
+	return w
+}
+
+// startError explains why a program that was found did not start.
+func startError(name, program string, err error) error {
+	name = clip(name, 200)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		var st unix.Stat_t
+		if unix.Stat(program, &st) == nil {
+			return &sandbox.Error{Class: sandbox.Invalid, Field: "args", Msg: name + ": its interpreter is missing", Hint: "check the #! line, or that the image has the loader the program was built for"}
+		}
+		return &sandbox.Error{Class: sandbox.NotFound, Field: "args", Msg: "command not found: " + name, Hint: "check the path"}
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENAMETOOLONG):
+		return &sandbox.Error{Class: sandbox.NotFound, Field: "args", Msg: "command not found: " + name, Err: err}
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return &sandbox.Error{Class: sandbox.Denied, Field: "args", Msg: name + ": permission denied", Hint: "the user needs execute permission on the program and access to cwd"}
+	case errors.Is(err, unix.ENOEXEC):
+		return &sandbox.Error{Class: sandbox.Invalid, Field: "args", Msg: name + ": not a program this machine can run", Hint: "a script needs a #! line"}
+	case errors.Is(err, unix.E2BIG):
+		return &sandbox.Error{Class: sandbox.TooLarge, Field: "args", Msg: "arguments and environment together are larger than the kernel takes",
+			Hint: "send large content as input or in a file; a single argument may have at most 128 KiB"}
+	case errors.Is(err, unix.EISDIR), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ELIBBAD):
+		return &sandbox.Error{Class: sandbox.Invalid, Field: "args", Msg: name + ": cannot be executed", Err: err}
+	}
+	return resourceError(err)
+}
+
+// resourceError is a start that failed for want of something. It is the one
+// kind that is not remembered: the process surely did not run, and may later.
+func resourceError(err error) error {
+	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+		return e
+	}
+	hint := "try again"
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOMEM) {
+		hint = "the sandbox is at its limit of processes or memory; end some and try again"
+	}
+	return &sandbox.Error{Class: sandbox.Unavailable, Msg: "cannot start a process now", Hint: hint, Err: err}
+}
+
+// unstickEvery continues, until the returned function is called, children that
+// were stopped before they executed. Code inside that stops every new pid would
+// otherwise hold the spawner, which waits for the execve, for ever.
+func unstickEvery(d time.Duration) (stop func()) {
+	var mu sync.Mutex
+	var t *time.Timer
+	stopped := false
+	mu.Lock()
+	defer mu.Unlock()
+	t = time.AfterFunc(d, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if !stopped {
+			unstickChildren()
+			t.Reset(d)
+		}
+	})
+	return func() {
+		t.Stop()
+		mu.Lock()
+		stopped = true
+		mu.Unlock()
+	}
+}
+
+func unstickChildren() {
+	me := os.Getpid()
+	own, _ := os.Readlink("/proc/self/exe")
+	for _, t := range allTasks() {
+		if t.ppid != me || t.state != 'T' {
+			continue
+		}
+		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", t.pid)); exe == own {
+			unix.Kill(t.pid, unix.SIGCONT)
+		}
+	}
+}
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
+}

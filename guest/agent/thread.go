@@ -1,0 +1,158 @@
+package agent
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// thread is an OS thread of its own that runs jobs one after another. What
+// setup does to the thread (namespaces, capabilities, umask) stays with it,
+// and when it ends the thread is destroyed, not given back to Go.
+type thread struct {
+	jobs chan func()
+	done chan struct{} // one value per job run
+	gone chan struct{}
+}
+
+// newThread starts a thread and returns once setup has succeeded on it.
+func newThread(setup func() error) (*thread, error) {
+	t := &thread{jobs: make(chan func()), done: make(chan struct{}), gone: make(chan struct{})}
+	ready := make(chan error)
+	go t.run(setup, ready)
+	return t, <-ready
+}
+
+func (t *thread) run(setup func() error, ready chan<- error) {
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		// Go never ends the main thread: entered, it would hold the user's
+		// mount namespace for ever. Sit on it until another thread has taken
+		// over, so that Go cannot pick it again.
+		taken := make(chan struct{})
+		go t.run(func() error { close(taken); return setup() }, ready)
+		<-taken
+		runtime.UnlockOSThread()
+		return
+	}
+	defer close(t.gone) // and end locked, which ends the thread
+	err := setup()
+	ready <- err
+	if err != nil {
+		return
+	}
+	for f := range t.jobs {
+		f()
+		t.done <- struct{}{}
+	}
+}
+
+// do runs f on the thread. One caller at a time.
+func (t *thread) do(f func()) {
+	t.jobs <- f
+	<-t.done
+}
+
+// end destroys the thread.
+func (t *thread) end() {
+	close(t.jobs)
+	<-t.gone
+}
+
+var errLeft = errors.New("the container has been left")
+
+// threadPool runs jobs on up to cap(slots) threads that share a setup. Threads
+// are made when needed: entering a container costs two system calls and a
+// thread, keeping one costs the thread, so the idle ones end after a while.
+type threadPool struct {
+	setup func() error
+	keep  time.Duration // how long idle threads live; 0 = until close
+	slots chan struct{}
+
+	mu     sync.Mutex
+	idle   []*thread
+	timer  *time.Timer
+	closed bool
+}
+
+func newThreadPool(max int, keep time.Duration, setup func() error) *threadPool {
+	return &threadPool{setup: setup, keep: keep, slots: make(chan struct{}, max)}
+}
+
+// warm makes the first thread ahead of the first job.
+func (p *threadPool) warm() error { return p.do(func() {}) }
+
+// do runs f on one of the threads and returns when it has.
+func (p *threadPool) do(f func()) error {
+	p.slots <- struct{}{}
+	defer func() { <-p.slots }()
+	t, err := p.take()
+	if err != nil {
+		return err
+	}
+	t.do(f)
+	p.give(t)
+	return nil
+}
+
+func (p *threadPool) take() (*thread, error) {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil, errLeft
+	}
+	if n := len(p.idle); n > 0 {
+		t := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		p.mu.Unlock()
+		return t, nil
+	}
+	p.mu.Unlock()
+	return newThread(p.setup)
+}
+
+func (p *threadPool) give(t *thread) {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		t.end()
+		return
+	}
+	p.idle = append(p.idle, t)
+	if p.keep > 0 && p.timer == nil {
+		p.timer = time.AfterFunc(p.keep, p.trim)
+	}
+	p.mu.Unlock()
+}
+
+// trim ends the idle threads. A busy pool loses a thread every now and then,
+// which is cheaper than remembering when each was used.
+func (p *threadPool) trim() {
+	p.mu.Lock()
+	idle := p.idle
+	p.idle, p.timer = nil, nil
+	p.mu.Unlock()
+	for _, t := range idle {
+		t.end()
+	}
+}
+
+// close waits for the jobs under way and ends the threads.
+func (p *threadPool) close() {
+	p.mu.Lock()
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	p.closed = true
+	p.mu.Unlock()
+	p.trim()
+	for range cap(p.slots) { // every job has gone once all slots are ours
+		p.slots <- struct{}{}
+	}
+	for range cap(p.slots) {
+		<-p.slots
+	}
+}

@@ -1,0 +1,237 @@
+package agent
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const (
+	maxTasks   = 4096    // listed
+	maxEnviron = 1 << 20 // of one process that is searched for the mark
+	maxCommand = 4096    // bytes of a command line that are listed
+
+	// markKey names the variable that says which exec a process belongs to. A
+	// process that has left its session and lost its parent is still found by
+	// it. One that also replaced its environment is not: it lives until reset.
+	markKey = "COVE_EXEC"
+)
+
+// task is one line of /proc, in the agent's own pid namespace. All walks use
+// the agent's /proc: the container's belongs to the user.
+type task struct {
+	pid, ppid, pgrp, sid int
+	state                byte
+	comm                 string
+}
+
+func (t task) alive() bool { return t.state != 'Z' && t.state != 'X' && t.state != 0 }
+
+// allTasks reads every process the agent can see.
+func allTasks() []task {
+	d, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	names, _ := d.Readdirnames(-1)
+	d.Close()
+	var ts []task
+	for _, n := range names {
+		if pid, err := strconv.Atoi(n); err == nil {
+			if t, ok := readTask(pid); ok {
+				ts = append(ts, t)
+			}
+		}
+	}
+	return ts
+}
+
+func readTask(pid int) (task, bool) {
+	b, err := readProc(fmt.Sprintf("/proc/%d/stat", pid), 4096)
+	if err != nil {
+		return task{}, false
+	}
+	// The name is in parentheses and may itself hold any of them.
+	open, shut := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
+	if open < 0 || shut < open {
+		return task{}, false
+	}
+	f := strings.Fields(string(b[shut+1:]))
+	if len(f) < 4 {
+		return task{}, false
+	}
+	t := task{pid: pid, state: f[0][0], comm: string(b[open+1 : shut])}
+	t.ppid, _ = strconv.Atoi(f[1])
+	t.pgrp, _ = strconv.Atoi(f[2])
+	t.sid, _ = strconv.Atoi(f[3])
+	return t, true
+}
+
+// readProc reads a file of the agent's own /proc, at most limit bytes of it.
+func readProc(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+// marked says whether a process carries a mark in its environment.
+func marked(pid int, mark string) bool {
+	env, _ := readProc(fmt.Sprintf("/proc/%d/environ", pid), maxEnviron)
+	return bytes.HasPrefix(env, []byte(mark+"\x00")) || bytes.Contains(env, []byte("\x00"+mark+"\x00"))
+}
+
+// treeOf finds the living members of the tree below leader: its session and
+// group, their descendants, and whatever carries the mark.
+func treeOf(leader int, mark string, all []task) []task {
+	in := map[int]bool{os.Getpid(): false}
+	for _, t := range all {
+		if _, known := in[t.pid]; !known && (t.pid == leader || t.sid == leader || t.pgrp == leader || marked(t.pid, mark)) {
+			in[t.pid] = true
+		}
+	}
+	for grew := true; grew; { // parents may come behind their children
+		grew = false
+		for _, t := range all {
+			if _, known := in[t.pid]; !known && in[t.ppid] {
+				in[t.pid], grew = true, true
+			}
+		}
+	}
+	var tree []task
+	for _, t := range all {
+		if in[t.pid] && t.alive() {
+			tree = append(tree, t)
+		}
+	}
+	return tree
+}
+
+// killTree ends a whole tree. Members are stopped before any is killed, so
+// that none can fork out of sight between being listed and dying; rounds repeat
+// until none is found. It gives up after about a second: what survives that is
+// not a process we can kill.
+func killTree(leader int, mark string) {
+	for round := range 60 {
+		tree := treeOf(leader, mark, allTasks())
+		if len(tree) == 0 {
+			return
+		}
+		for _, t := range tree {
+			unix.Kill(t.pid, unix.SIGSTOP)
+		}
+		for _, t := range tree {
+			unix.Kill(t.pid, unix.SIGKILL)
+		}
+		time.Sleep(min(time.Millisecond<<round, 20*time.Millisecond))
+	}
+}
+
+// innerPID is a process's pid as code inside its own pid namespace sees it.
+// Linux and gVisor both write it for a pidfd, in the caller's /proc.
+func innerPID(pidfd int) (pid, depth int) {
+	b, err := readProc(fmt.Sprintf("/proc/self/fdinfo/%d", pidfd), 4096)
+	if err != nil {
+		return 0, 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			f := strings.Fields(v)
+			if len(f) == 0 {
+				return 0, 0
+			}
+			pid, _ = strconv.Atoi(f[len(f)-1])
+			return max(pid, 0), len(f)
+		}
+	}
+	return 0, 0
+}
+
+// listTasks describes what runs inside. owner maps leaders to exec ids.
+func listTasks(sp Space, ep *episode) []sandbox.Task {
+	leaders := map[int]string{}
+	for _, ex := range ep.all() {
+		if pid := ex.leader(); pid != 0 {
+			leaders[pid] = ex.id
+		}
+	}
+	all := allTasks()
+	byPID := make(map[int]task, len(all))
+	for _, t := range all {
+		byPID[t.pid] = t
+	}
+	ownerOf := func(t task) string {
+		for range 64 { // of ancestors; a cycle of reused pids must not hold us
+			for _, l := range []int{t.pid, t.sid, t.pgrp} {
+				if id, ok := leaders[l]; ok {
+					return id
+				}
+			}
+			up, ok := byPID[t.ppid]
+			if !ok || t.ppid == t.pid {
+				break
+			}
+			t = up
+		}
+		return ""
+	}
+	var out []sandbox.Task
+	inner := map[int]int{}
+	for _, t := range all {
+		if len(out) >= maxTasks {
+			break
+		}
+		id := ownerOf(t)
+		if sp.contained() {
+			fd, err := unix.PidfdOpen(t.pid, 0)
+			if err != nil {
+				continue
+			}
+			pid, depth := innerPID(fd)
+			unix.Close(fd)
+			if depth < 2 || pid == 0 {
+				continue // of the agent's own container
+			}
+			inner[t.pid] = pid
+		} else {
+			if id == "" {
+				continue
+			}
+			inner[t.pid] = t.pid
+		}
+		if id == "" {
+			id = ep.markedID(t.pid)
+		}
+		out = append(out, sandbox.Task{PID: t.pid, PPID: t.ppid, UID: uidOf(t.pid), State: string(t.state), Command: commandOf(t), ExecID: id})
+	}
+	for i := range out {
+		out[i].PID, out[i].PPID = inner[out[i].PID], inner[out[i].PPID] // a parent outside is 0, as inside
+	}
+	return out
+}
+
+func uidOf(pid int) int {
+	var st unix.Stat_t
+	if unix.Stat(fmt.Sprintf("/proc/%d", pid), &st) != nil {
+		return 0
+	}
+	return int(st.Uid)
+}
+
+func commandOf(t task) string {
+	b, _ := readProc(fmt.Sprintf("/proc/%d/cmdline", t.pid), maxCommand)
+	if s := strings.TrimSpace(strings.ReplaceAll(string(b), "\x00", " ")); s != "" {
+		return strings.ToValidUTF8(s, "\ufffd")
+	}
+	return "[" + strings.ToValidUTF8(t.comm, "\ufffd") + "]"
+}

@@ -1,0 +1,124 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/cove-sandbox/cove/guest/wire"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// ListOptions bound a directory listing.
+type ListOptions struct {
+	Depth int `json:"depth"` // 1 = the directory's own entries
+	Limit int `json:"limit"`
+}
+
+// ReadFile returns length bytes from offset; 0 = to the end. Symlinks are
+// followed. More than wire.MaxContent at once is sandbox.ErrTooLarge: use Bulk.
+func (c *Client) ReadFile(ctx context.Context, path string, offset, length int64) ([]byte, sandbox.FileInfo, error) {
+	var data []byte
+	var res wire.Res
+	err := c.run(ctx, wire.Req{Op: wire.OpRead, Path: path, Offset: offset, Length: length}, nil, func(k wire.Kind, p []byte) (bool, error) {
+		switch k {
+		case wire.Data:
+			if len(data)+len(p) > wire.MaxContent {
+				return false, errStop{sandbox.Errorf(sandbox.Internal, "guest.read", "more content than asked for")}
+			}
+			data = append(data, p...)
+			return false, nil
+		case wire.Reply:
+			return true, json.Unmarshal(p, &res)
+		}
+		return false, unexpected(wire.OpRead, k)
+	})
+	if err != nil {
+		return nil, sandbox.FileInfo{}, err
+	}
+	info, err := fileOf(wire.OpRead, res, nil)
+	return data, info, err
+}
+
+// WriteFile replaces or, with opt.Append, extends a file.
+func (c *Client) WriteFile(ctx context.Context, path string, data []byte, opt sandbox.WriteOptions) (sandbox.FileInfo, error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpWrite, Path: path, Write: &opt}, data)
+	return fileOf(wire.OpWrite, res, err)
+}
+
+// Stat describes a path. A symlink itself is described, not what it points to.
+func (c *Client) Stat(ctx context.Context, path string) (sandbox.FileInfo, error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpStat, Path: path}, nil)
+	return fileOf(wire.OpStat, res, err)
+}
+
+// List returns what is below a directory, parents before children.
+func (c *Client) List(ctx context.Context, path string, opt ListOptions) (files []sandbox.FileInfo, truncated bool, err error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpList, Path: path, Depth: opt.Depth, Limit: opt.Limit}, nil)
+	return res.Files, res.Truncated, err
+}
+
+// Mkdir makes a directory. With opt.Parents it makes what is missing above it
+// and one that is already there is no error.
+func (c *Client) Mkdir(ctx context.Context, path string, opt sandbox.WriteOptions) (sandbox.FileInfo, error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpMkdir, Path: path, Write: &opt}, nil)
+	return fileOf(wire.OpMkdir, res, err)
+}
+
+// Move renames, replacing a file at to. Across file systems it fails with
+// sandbox.ErrPrecondition.
+func (c *Client) Move(ctx context.Context, from, to string) (sandbox.FileInfo, error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpMove, Path: from, To: to}, nil)
+	return fileOf(wire.OpMove, res, err)
+}
+
+// Remove removes a file, a symlink or an empty directory; recursive, a
+// directory with all below it. It never follows symlinks.
+func (c *Client) Remove(ctx context.Context, path string, recursive bool) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpRemove, Path: path, Flag: recursive}, nil)
+	return err
+}
+
+// Chmod sets permission bits (07777). Symlinks found below path are left alone.
+func (c *Client) Chmod(ctx context.Context, path string, mode uint32, recursive bool) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpChmod, Path: path, Mode: mode, Flag: recursive}, nil)
+	return err
+}
+
+// Chown sets the owner (name, uid, name:group or uid:gid) of path itself, a
+// symlink included.
+func (c *Client) Chown(ctx context.Context, path, owner string, recursive bool) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpChown, Path: path, User: owner, Flag: recursive}, nil)
+	return err
+}
+
+// Watch reports changes below a path until ctx ends or sink fails. The first
+// report has Op "ready": what happens after it is seen. "overflow" says that
+// changes were dropped.
+func (c *Client) Watch(ctx context.Context, path string, recursive bool, sink func(sandbox.FileChange) error) error {
+	return c.run(ctx, wire.Req{Op: wire.OpWatch, Path: path, Flag: recursive}, nil, func(k wire.Kind, p []byte) (bool, error) {
+		if k == wire.Reply { // the watched path is gone, or the episode is over
+			return true, nil
+		}
+		if k != wire.Change {
+			return false, unexpected(wire.OpWatch, k)
+		}
+		var ch sandbox.FileChange
+		if err := json.Unmarshal(p, &ch); err != nil {
+			return false, err
+		}
+		if err := sink(ch); err != nil {
+			return false, errStop{err}
+		}
+		return false, nil
+	})
+}
+
+func fileOf(op string, res wire.Res, err error) (sandbox.FileInfo, error) {
+	if err != nil {
+		return sandbox.FileInfo{}, err
+	}
+	if res.File == nil {
+		return sandbox.FileInfo{}, sandbox.Errorf(sandbox.Internal, "guest."+op, "answer without a file")
+	}
+	return *res.File, nil
+}

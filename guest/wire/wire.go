@@ -1,0 +1,274 @@
+// Package wire is the byte format between a node and the guest.
+//
+// A connection carries frames: four bytes of big-endian payload length, one
+// byte of kind, the payload. Headers are JSON, content is raw. One request
+// runs at a time; when its Reply, Error or End has been sent the connection
+// takes the next.
+//
+//	agent → client  Hello     nonce, at once on accept
+//	client → agent  Auth      nonce and MAC, with the first request behind it
+//	agent → client  Proof     MAC, in front of the first answer
+//	client → agent  Request   then Data frames if the request has content
+//	agent → client  Data, Started, Output, Lost, Change … then Reply, Error or End
+//
+// User code shares the loopback device with the agent. It can connect, but not
+// sniff or inject (no CAP_NET_RAW, no CAP_NET_ADMIN), so a challenge at the
+// start of a connection is enough and content needs no MAC of its own.
+package wire
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Kind of a frame.
+type Kind byte
+
+const (
+	Hello Kind = iota + 1
+	Auth
+	Proof
+	Request
+	Data
+	Reply
+	Error
+	Started
+	Output
+	Lost
+	End
+	Change
+)
+
+const (
+	headerSize = 5
+
+	// MaxFrame bounds one payload. The largest is a request with 1 MiB of argv
+	// whose every byte JSON writes as \u00xx.
+	MaxFrame = 8 << 20
+
+	// MaxData is how content is cut. Large enough that the five bytes of header
+	// and the wake-up do not matter, small enough to be held per connection.
+	MaxData = 256 << 10
+
+	// MaxContent bounds the content of one request (a file, a process's input).
+	// Larger content is a bulk operation or several SendInput calls.
+	MaxContent = 64 << 20
+)
+
+// Req is the header of a request. Which fields matter depends on Op.
+type Req struct {
+	Op string `json:"op"`
+
+	InitPID    int      `json:"init_pid,omitempty"` // enter
+	Env        []string `json:"env,omitempty"`
+	WorkingDir string   `json:"working_dir,omitempty"`
+	User       string   `json:"user,omitempty"` // enter; chown: the owner
+
+	Spec   *sandbox.ProcessSpec `json:"spec,omitempty"` // start; its Input travels as content
+	ExecID string               `json:"exec_id,omitempty"`
+	Signal string               `json:"signal,omitempty"`
+	Size   *sandbox.TermSize    `json:"size,omitempty"`
+
+	Path   string                `json:"path,omitempty"`
+	To     string                `json:"to,omitempty"`
+	Offset int64                 `json:"offset,omitempty"`
+	Length int64                 `json:"length,omitempty"`
+	Mode   uint32                `json:"mode,omitempty"`
+	Depth  int                   `json:"depth,omitempty"`
+	Limit  int                   `json:"limit,omitempty"`
+	Flag   bool                  `json:"flag,omitempty"` // recursive; signal: the process only
+	Write  *sandbox.WriteOptions `json:"write,omitempty"`
+
+	Content int64 `json:"content,omitempty"` // bytes of Data frames that follow
+}
+
+// Res is the header of a reply.
+type Res struct {
+	File      *sandbox.FileInfo   `json:"file,omitempty"`
+	Files     []sandbox.FileInfo  `json:"files,omitempty"`
+	Truncated bool                `json:"truncated,omitempty"`
+	End       *sandbox.ProcessEnd `json:"end,omitempty"`
+	Processes []sandbox.Process   `json:"processes,omitempty"`
+	Tasks     []sandbox.Task      `json:"tasks,omitempty"`
+}
+
+// Ops of a request.
+const (
+	OpPing       = "ping"
+	OpEnter      = "enter"
+	OpLeave      = "leave"
+	OpStart      = "start"
+	OpAttach     = "attach"
+	OpInput      = "input"
+	OpCloseInput = "close_input"
+	OpSignal     = "signal"
+	OpResize     = "resize"
+	OpProcesses  = "processes"
+	OpWait       = "wait"
+	OpRead       = "read"
+	OpWrite      = "write"
+	OpStat       = "stat"
+	OpList       = "list"
+	OpMkdir      = "mkdir"
+	OpMove       = "move"
+	OpRemove     = "remove"
+	OpChmod      = "chmod"
+	OpChown      = "chown"
+	OpWatch      = "watch"
+)
+
+// Conn frames a connection. One goroutine may read while another writes.
+type Conn struct {
+	net.Conn
+	r   *bufio.Reader
+	w   []byte // frame being built; kept small between frames
+	got int64  // bytes of payload and headers read, for the client's retry rule
+}
+
+// NewConn wraps c. The read buffer is small: an idle sandbox holds several
+// connections, and large payloads are read past it anyway.
+func NewConn(c net.Conn) *Conn { return &Conn{Conn: c, r: bufio.NewReaderSize(c, 2048)} }
+
+// Received is how many bytes have been read so far.
+func (c *Conn) Received() int64 { return c.got }
+
+// Read returns the next frame; limit bounds what is accepted of it.
+func (c *Conn) ReadFrame(limit int) (Kind, []byte, error) {
+	var h [headerSize]byte
+	if _, err := io.ReadFull(c.r, h[:]); err != nil {
+		return 0, nil, err
+	}
+	n := binary.BigEndian.Uint32(h[:4])
+	if int64(n) > int64(limit) {
+		return 0, nil, fmt.Errorf("frame of %d bytes, at most %d accepted", n, limit)
+	}
+	p := make([]byte, n)
+	if _, err := io.ReadFull(c.r, p); err != nil {
+		return 0, nil, err
+	}
+	c.got += headerSize + int64(n)
+	return Kind(h[4]), p, nil
+}
+
+// WriteFrame sends one frame whose payload is the parts joined.
+func (c *Conn) WriteFrame(k Kind, parts ...[]byte) error {
+	if err := c.Queue(k, parts...); err != nil {
+		return err
+	}
+	return c.Flush()
+}
+
+// Queue builds a frame behind those already queued; Flush sends them in one
+// write, which is one wake-up of the other side.
+func (c *Conn) Queue(k Kind, parts ...[]byte) error {
+	n := 0
+	for _, p := range parts {
+		n += len(p)
+	}
+	if n > MaxFrame {
+		return fmt.Errorf("frame of %d bytes, at most %d can be sent", n, MaxFrame)
+	}
+	c.w = binary.BigEndian.AppendUint32(c.w, uint32(n))
+	c.w = append(c.w, byte(k))
+	for _, p := range parts {
+		c.w = append(c.w, p...)
+	}
+	return nil
+}
+
+// Flush sends what is queued.
+func (c *Conn) Flush() error {
+	if len(c.w) == 0 {
+		return nil
+	}
+	_, err := c.Conn.Write(c.w)
+	if cap(c.w) > 16<<10 {
+		c.w = nil
+	} else {
+		c.w = c.w[:0]
+	}
+	return err
+}
+
+// QueueJSON is Queue of v.
+func (c *Conn) QueueJSON(k Kind, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return c.Queue(k, b)
+}
+
+// WriteJSON sends one frame with v.
+func (c *Conn) WriteJSON(k Kind, v any) error {
+	if err := c.QueueJSON(k, v); err != nil {
+		return err
+	}
+	return c.Flush()
+}
+
+// WriteContent sends data as Data frames.
+func (c *Conn) WriteContent(data []byte) error {
+	for len(data) > 0 {
+		n := min(len(data), MaxData)
+		if err := c.WriteFrame(Data, data[:n]); err != nil {
+			return err
+		}
+		data = data[n:]
+	}
+	return nil
+}
+
+// WriteError sends err as the end of a request. Anything that is not a
+// *sandbox.Error is a defect of ours and goes as internal.
+func (c *Conn) WriteError(err error) error { return c.WriteJSON(Error, FlattenError(err)) }
+
+// FlattenError makes err fit for the wire: causes do not cross it, so their
+// text moves into the message.
+func FlattenError(err error) *sandbox.Error {
+	out := sandbox.Error{Class: sandbox.ClassOf(err)}
+	if e, ok := asSandboxError(err); ok {
+		out = *e
+	}
+	if out.Err != nil {
+		if out.Msg != "" {
+			out.Msg += ": "
+		}
+		out.Msg += out.Err.Error()
+		out.Err = nil
+	} else if out.Msg == "" && out.Class == sandbox.Internal {
+		out.Msg = err.Error()
+	}
+	return &out
+}
+
+// outputHeader is stream and offset in front of the bytes.
+const outputHeader = 9
+
+// AppendOutputHeader writes the header of an Output frame.
+func AppendOutputHeader(b []byte, s sandbox.Stream, offset int64) []byte {
+	return binary.BigEndian.AppendUint64(append(b, byte(s)), uint64(offset))
+}
+
+// ParseOutput is the content of an Output frame.
+func ParseOutput(p []byte) (*sandbox.Output, error) {
+	if len(p) < outputHeader {
+		return nil, fmt.Errorf("output frame of %d bytes", len(p))
+	}
+	return &sandbox.Output{
+		Stream: sandbox.Stream(p[0]),
+		Offset: int64(binary.BigEndian.Uint64(p[1:])),
+		Data:   p[outputHeader:],
+	}, nil
+}
+
+// HandshakeTimeout bounds how long an unauthenticated connection may live. The
+// honest handshake is one round trip inside one machine.
+const HandshakeTimeout = 2 * time.Second
