@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -370,14 +371,13 @@ func TestResetFailures(t *testing.T) {
 func TestResetsOfOneSandboxQueue(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.create("a")
-		busy := false
+		var busy atomic.Bool
 		w.drv.Hook(fake.Reset, func(context.Context, string) error {
-			if busy {
+			if busy.Swap(true) {
 				t.Error("two resets at once")
 			}
-			busy = true
 			time.Sleep(time.Millisecond)
-			busy = false
+			busy.Store(false)
 			return nil
 		})
 		seen := map[int64]bool{}
@@ -452,14 +452,15 @@ func TestALowDiskStopsAdmissionUntilItIsNot(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, dir)
-		var free int64 = gib
-		w.cfg = func(c *Config) { c.freeDisk = func() (int64, error) { return free, nil } }
+		var free atomic.Int64
+		free.Store(gib)
+		w.cfg = func(c *Config) { c.freeDisk = func() (int64, error) { return free.Load(), nil } }
 		w.open()
 		defer w.finish()
 		synctest.Wait()
 		_, err := w.Create(t.Context(), smallBox("a"), baseImage)
 		expectClass(t, err, sandbox.ErrNoCapacity)
-		free = 50 * gib
+		free.Store(50 * gib)
 		time.Sleep(diskEvery + time.Second)
 		w.create("a")
 	})

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,11 +83,11 @@ func TestAnIdleSandboxEnds(t *testing.T) {
 func TestAProcessKeepsItsSandboxFromBeingIdle(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.create("a", idle(time.Minute))
-		w.inside[w.kernelOf("a")] = &inside{running: 1}
+		w.inside.Store(w.kernelOf("a"), inside{running: 1})
 		time.Sleep(time.Hour)
 		w.consistent("a")
 		ended := time.Now()
-		w.inside[w.kernelOf("a")] = &inside{ended: ended}
+		w.inside.Store(w.kernelOf("a"), inside{ended: ended})
 		time.Sleep(58 * time.Second)
 		w.consistent("a")
 		time.Sleep(20 * time.Second) // noticed at most a quarter late
@@ -111,7 +112,7 @@ func TestLookingAtStatsDoesNotKeepASandboxAlive(t *testing.T) {
 func TestTheTimeoutHoldsForABusySandbox(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.create("a", idle(time.Minute), timeout(5*time.Minute))
-		w.inside[w.kernelOf("a")] = &inside{running: 3}
+		w.inside.Store(w.kernelOf("a"), inside{running: 3})
 		time.Sleep(5*time.Minute + time.Second)
 		w.consistent()
 		w.expectEnd("a", sandbox.TTL, "")
@@ -122,10 +123,11 @@ func TestAGuestThatDoesNotAnswerIsNotIdle(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, dir)
-		stuck := true
+		var stuck atomic.Bool
+		stuck.Store(true)
 		w.cfg = func(c *Config) {
 			c.inspect = func(ctx context.Context, _ runtime.Kernel) (inside, error) {
-				if !stuck {
+				if !stuck.Load() {
 					return inside{attached: true}, nil
 				}
 				select {
@@ -140,7 +142,7 @@ func TestAGuestThatDoesNotAnswerIsNotIdle(t *testing.T) {
 		w.create("a", idle(time.Minute))
 		time.Sleep(10 * time.Minute)
 		w.consistent("a")
-		stuck = false
+		stuck.Store(false)
 		time.Sleep(time.Minute)
 		w.consistent()
 	})

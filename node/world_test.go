@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,7 +33,7 @@ type world struct {
 	disk   *memFS
 	boot   string
 	cfg    func(*Config)
-	inside map[string]*inside // by kernel id, what its guest would say
+	inside sync.Map // kernel id → inside: what its guest would say
 	*Node
 }
 
@@ -47,8 +48,7 @@ func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 }
 
 func newWorld(t tb, dir string) *world {
-	return &world{t: t, dir: dir, host: fake.NewHost("", fake.Options{Bare: true}), disk: newMemFS(), boot: "boot-1",
-		inside: map[string]*inside{}}
+	return &world{t: t, dir: dir, host: fake.NewHost("", fake.Options{Bare: true}), disk: newMemFS(), boot: "boot-1"}
 }
 
 // open starts a node process on the machine.
@@ -67,10 +67,8 @@ func (w *world) tryOpen() error {
 		freeMemory: func() int64 { return 10 * gib },
 		freeDisk:   func() (int64, error) { return 100 * gib, nil },
 		inspect: func(_ context.Context, k runtime.Kernel) (inside, error) {
-			in := inside{}
-			if i := w.inside[k.ID()]; i != nil {
-				in = *i
-			}
+			v, _ := w.inside.Load(k.ID())
+			in, _ := v.(inside)
 			in.attached = w.host.IsAttached(k.ID())
 			return in, nil
 		},
