@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 
@@ -11,6 +10,23 @@ import (
 
 	"github.com/cove-sandbox/cove/sandbox"
 )
+
+var errClosed = errors.New("the store is closed")
+
+// fault classifies what went wrong in a call on s. database/sql has no value
+// for "database is closed", so s says itself whether it is.
+func (s *Store) fault(ctx context.Context, op string, err error) error {
+	var known *sandbox.Error
+	if err == nil || errors.As(err, &known) {
+		return err
+	}
+	select {
+	case <-s.writer.closing:
+		err = errClosed
+	default:
+	}
+	return classify(ctx, op, err)
+}
 
 // classify turns whatever went wrong into a *sandbox.Error. One that already is
 // passes as it is: what the record says (not found, taken) is about the
@@ -34,10 +50,8 @@ func classify(ctx context.Context, op string, err error) error {
 		}
 		return e
 	}
-	// database/sql has no value for "database is closed"; a statement or
-	// connection of a closed pool ends here.
-	if errors.Is(err, sql.ErrConnDone) || errors.Is(err, sql.ErrTxDone) {
-		e.Class, e.Msg, e.Err = sandbox.Unavailable, "the store is closed", nil
+	if errors.Is(err, errClosed) {
+		e.Class = sandbox.Unavailable
 		return e
 	}
 	var se *driver.Error

@@ -45,15 +45,15 @@ const imageRows = `SELECT i.id, i.record, coalesce(n.name, '') FROM images i LEF
 func (s *Store) GetImage(ctx context.Context, nameOrID string) (sandbox.Image, error) {
 	st, err := s.stmt(ctx, imageRows+` WHERE i.id = coalesce((SELECT id FROM images WHERE id = ?), (SELECT image_id FROM image_names WHERE name = ?)) ORDER BY n.name`)
 	if err != nil {
-		return sandbox.Image{}, classify(ctx, "get_image", err)
+		return sandbox.Image{}, s.fault(ctx, "get_image", err)
 	}
 	rows, err := st.QueryContext(ctx, nameOrID, nameOrID)
 	if err != nil {
-		return sandbox.Image{}, classify(ctx, "get_image", err)
+		return sandbox.Image{}, s.fault(ctx, "get_image", err)
 	}
 	imgs, err := scanImages(rows)
 	if err != nil {
-		return sandbox.Image{}, classify(ctx, "get_image", err)
+		return sandbox.Image{}, s.fault(ctx, "get_image", err)
 	}
 	if len(imgs) == 0 {
 		return sandbox.Image{}, noImage(nameOrID)
@@ -65,14 +65,14 @@ func (s *Store) GetImage(ctx context.Context, nameOrID string) (sandbox.Image, e
 func (s *Store) ListImages(ctx context.Context) ([]sandbox.Image, error) {
 	st, err := s.stmt(ctx, imageRows+` ORDER BY i.created_at DESC, i.id DESC, n.name`)
 	if err != nil {
-		return nil, classify(ctx, "list_images", err)
+		return nil, s.fault(ctx, "list_images", err)
 	}
 	rows, err := st.QueryContext(ctx)
 	if err != nil {
-		return nil, classify(ctx, "list_images", err)
+		return nil, s.fault(ctx, "list_images", err)
 	}
 	imgs, err := scanImages(rows)
-	return imgs, classify(ctx, "list_images", err)
+	return imgs, s.fault(ctx, "list_images", err)
 }
 
 // RemoveImageName implements store.Images.

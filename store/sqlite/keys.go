@@ -36,19 +36,19 @@ const keyColumns = `SELECT id, hash, name, created_at, last_used_at FROM api_key
 func (s *Store) KeyByHash(ctx context.Context, hash []byte) (store.Key, error) {
 	st, err := s.stmt(ctx, keyColumns+` WHERE hash = ?`)
 	if err != nil {
-		return store.Key{}, classify(ctx, "key_by_hash", err)
+		return store.Key{}, s.fault(ctx, "key_by_hash", err)
 	}
 	k, err := scanKey(st.QueryRowContext(ctx, hex.EncodeToString(hash)))
 	if errors.Is(err, sql.ErrNoRows) {
 		return store.Key{}, &sandbox.Error{Class: sandbox.NotFound, Msg: "no such key"}
 	}
-	return k, classify(ctx, "key_by_hash", err)
+	return k, s.fault(ctx, "key_by_hash", err)
 }
 
 // ListKeys implements store.Keys, oldest first.
 func (s *Store) ListKeys(ctx context.Context) ([]store.Key, error) {
 	keys, err := s.listKeys(ctx)
-	return keys, classify(ctx, "list_keys", err)
+	return keys, s.fault(ctx, "list_keys", err)
 }
 
 func (s *Store) listKeys(ctx context.Context) ([]store.Key, error) {
@@ -92,7 +92,7 @@ func (s *Store) TouchKey(ctx context.Context, id string, at time.Time) error {
 	case errors.Is(err, sql.ErrNoRows):
 		return noKey(id)
 	case err != nil:
-		return classify(ctx, "touch_key", err)
+		return s.fault(ctx, "touch_key", err)
 	case last != 0 && nanos(at) < last+int64(touchEvery):
 		return nil
 	}

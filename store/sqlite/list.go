@@ -82,18 +82,18 @@ func (s *Store) ListSandboxes(ctx context.Context, f store.Filter) (sbs []sandbo
 	// between would be missed or seen twice.
 	tx, err := s.read.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
 	if err != nil {
-		return nil, "", classify(ctx, "list_sandboxes", err)
+		return nil, "", s.fault(ctx, "list_sandboxes", err)
 	}
 	defer tx.Rollback()
 	if len(live) > 0 || !ended {
 		if sbs, err = page(ctx, tx, 0, live, f.Labels, after, size+1); err != nil {
-			return nil, "", classify(ctx, "list_sandboxes", err)
+			return nil, "", s.fault(ctx, "list_sandboxes", err)
 		}
 	}
 	if ended {
 		more, err := page(ctx, tx, 1, nil, f.Labels, after, size+1)
 		if err != nil {
-			return nil, "", classify(ctx, "list_sandboxes", err)
+			return nil, "", s.fault(ctx, "list_sandboxes", err)
 		}
 		sbs = append(sbs, more...)
 		slices.SortFunc(sbs, func(a, b sandbox.Sandbox) int {
@@ -110,9 +110,32 @@ func (s *Store) ListSandboxes(ctx context.Context, f store.Filter) (sbs []sandbo
 	return sbs, next, nil
 }
 
-// page reads one range in list order. The first label, if any, gives the order
-// through its index; the others are looked up by sandbox.
+// page reads one range in list order.
 func page(ctx context.Context, tx *sql.Tx, ended int, states []sandbox.State, labels map[string]string, after *position, limit int) ([]sandbox.Sandbox, error) {
+	query, args := pageQuery(ended, states, labels, after, limit)
+	rows, err := tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var sbs []sandbox.Sandbox
+	for rows.Next() {
+		var id, record string
+		if err := rows.Scan(&id, &record); err != nil {
+			return nil, err
+		}
+		sb, err := decodeSandbox(id, record)
+		if err != nil {
+			return nil, err
+		}
+		sbs = append(sbs, sb)
+	}
+	return sbs, rows.Err()
+}
+
+// pageQuery is the statement of a page. The first label, if any, gives the
+// order through its index; the others are looked up by sandbox.
+func pageQuery(ended int, states []sandbox.State, labels map[string]string, after *position, limit int) (string, []any) {
 	names := make([]string, 0, len(labels))
 	for name := range labels {
 		names = append(names, name)
@@ -147,22 +170,5 @@ func page(ctx context.Context, tx *sql.Tx, ended int, states []sandbox.State, la
 	}
 	add(" ORDER BY "+created+" DESC, "+id+" DESC LIMIT ?", limit)
 
-	rows, err := tx.QueryContext(ctx, q.String(), args...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var sbs []sandbox.Sandbox
-	for rows.Next() {
-		var id, record string
-		if err := rows.Scan(&id, &record); err != nil {
-			return nil, err
-		}
-		sb, err := decodeSandbox(id, record)
-		if err != nil {
-			return nil, err
-		}
-		sbs = append(sbs, sb)
-	}
-	return sbs, rows.Err()
+	return q.String(), args
 }

@@ -68,7 +68,7 @@ func (s *Store) SandboxByKey(ctx context.Context, idem store.Idempotency) (sandb
 	if errors.Is(err, sql.ErrNoRows) {
 		return sandbox.Sandbox{}, &sandbox.Error{Class: sandbox.NotFound, Msg: "no sandbox was created with this idempotency key"}
 	}
-	return sb, classify(ctx, "sandbox_by_key", err)
+	return sb, s.fault(ctx, "sandbox_by_key", err)
 }
 
 // sandboxOfKey finds what was first created with an idempotency key;
@@ -90,7 +90,7 @@ func sandboxOfKey(idem store.Idempotency, row func(query string, args []any, des
 // GetSandbox implements store.Sandboxes.
 func (s *Store) GetSandbox(ctx context.Context, id string) (sandbox.Sandbox, error) {
 	sb, _, _, err := s.loadSandbox(ctx, id)
-	return sb, classify(ctx, "get_sandbox", err)
+	return sb, s.fault(ctx, "get_sandbox", err)
 }
 
 func (s *Store) loadSandbox(ctx context.Context, id string) (sb sandbox.Sandbox, record string, version int64, err error) {
@@ -113,7 +113,7 @@ func (s *Store) UpdateSandbox(ctx context.Context, id string, f func(*sandbox.Sa
 	for {
 		old, oldRecord, version, err := s.loadSandbox(ctx, id)
 		if err != nil {
-			return old, classify(ctx, op, err)
+			return old, s.fault(ctx, op, err)
 		}
 		if old.State == sandbox.EndedState {
 			return sandbox.Sandbox{}, old.Usable()

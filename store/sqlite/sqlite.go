@@ -107,7 +107,10 @@ func (s *Store) Close() error {
 			errs = append(errs, s.writer.close())
 		}
 		if s.read != nil {
-			errs = append(errs, s.read.Close()) // closes the statements with it
+			for _, st := range s.stmts.Range {
+				st.(*sql.Stmt).Close()
+			}
+			errs = append(errs, s.read.Close())
 		}
 		// Last, so that this connection folds the WAL into the file.
 		if s.writeDB != nil {

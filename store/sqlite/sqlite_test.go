@@ -10,6 +10,7 @@ import (
 
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
+	"github.com/cove-sandbox/cove/store/storetest"
 )
 
 func open(t testing.TB) *Store {
@@ -24,6 +25,16 @@ func open(t testing.TB) *Store {
 		}
 	})
 	return s
+}
+
+func TestConformance(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) store.Store { return open(t) })
+}
+
+func TestCrash(t *testing.T) {
+	storetest.Crash(t, func(dir string) (store.Store, error) {
+		return Open(context.Background(), filepath.Join(dir, "cove.db"))
+	})
 }
 
 // BenchmarkCreate measures durable creates with an idempotency key and three

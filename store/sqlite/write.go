@@ -9,7 +9,12 @@ import (
 )
 
 // maxBatch bounds how long the first change of a batch waits for the others:
-// 128 creates are about 10 ms of work.
+// 128 creates are about 20 ms of work.
+//
+// On 2 busy cores with an fsync of 0.2 ms, 64 creators make 2,000 sandboxes a
+// second with a transaction each and 6,500 with shared ones (BenchmarkCreate).
+// On disks where an fsync takes milliseconds the first number falls to some
+// hundreds and the second hardly moves.
 const maxBatch = 128
 
 // writer is the one goroutine that changes the database.
@@ -55,6 +60,11 @@ func startWriter(ctx context.Context, db *sql.DB) (*writer, error) {
 func (w *writer) close() error {
 	close(w.closing)
 	<-w.done
+	// SQLite keeps a connection with open statements half alive, and with it
+	// the WAL; what was prepared on a Conn is not closed with it.
+	for _, st := range w.stmts {
+		st.Close()
+	}
 	return w.conn.Close()
 }
 
@@ -73,7 +83,7 @@ func (s *Store) write(ctx context.Context, op string, do func(*tx) error) error 
 	case <-ctx.Done():
 		return classify(ctx, op, ctx.Err())
 	case <-s.writer.closing:
-		return classify(ctx, op, sql.ErrConnDone)
+		return classify(ctx, op, errClosed)
 	}
 }
 

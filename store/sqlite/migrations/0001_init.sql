@@ -6,7 +6,6 @@
 -- what a query needs to find or order by, so that a new field of the domain
 -- needs no migration.
 
--- +goose Up
 CREATE TABLE sandboxes (
     id         TEXT     NOT NULL PRIMARY KEY,
     ended      SMALLINT NOT NULL,
