@@ -65,10 +65,11 @@ func NewClient(dial Dialer, secret []byte) *Client {
 
 // Container tells the guest which container it serves from now on.
 type Container struct {
-	InitPID    int      `json:"init_pid"` // of the user container's init, in the guest's pid namespace
+	InitPID    int      `json:"init_pid"` // of the user container's init, in the guest's pid namespace; 0 = the guest finds it
 	Env        []string `json:"env"`      // the environment every process starts from
 	WorkingDir string   `json:"working_dir"`
 	User       string   `json:"user"`
+	Pids       int64    `json:"pids"` // processes and threads there may be; 0 = no limit
 }
 
 // Close closes every connection; requests under way fail with
@@ -109,10 +110,25 @@ func (c *Client) Ping(ctx context.Context) error {
 	return err
 }
 
-// Enter makes the guest serve a container. A container served before is left
-// first.
-func (c *Client) Enter(ctx context.Context, ct Container) error {
-	_, err := c.call(ctx, wire.Req{Op: wire.OpEnter, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User}, nil)
+// Enter makes the guest serve a container and returns the pid of its init. A
+// container served before is left first.
+func (c *Client) Enter(ctx context.Context, ct Container) (initPID int, err error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpEnter, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User, Pids: ct.Pids}, nil)
+	return res.InitPID, err
+}
+
+// Init is the pid of the init of the container being served, 0 for none: what
+// a node asks a guest it has just found again.
+func (c *Client) Init(ctx context.Context) (int, error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpInit}, nil)
+	return res.InitPID, err
+}
+
+// WaitInit returns nil when the init of the container being served has ended
+// without Leave: code inside killed it. Left or not entered, it is
+// sandbox.ErrPrecondition. It holds a connection for as long as it waits.
+func (c *Client) WaitInit(ctx context.Context) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpWaitInit}, nil)
 	return err
 }
 

@@ -53,6 +53,22 @@ type Driver interface {
 	Close() error
 }
 
+// Blanker is a driver that can make kernels in two steps. A blank kernel is a
+// sentry without a guest: 30-45 ms of a boot are behind it, and a snapshot can
+// be restored into it, which a started one no longer allows.
+type Blanker interface {
+	Blank(ctx context.Context, id string) (Blank, error)
+}
+
+// Blank is a kernel whose guest is not started. It becomes a kernel once, by
+// Start; Destroy ends one that is not wanted. Done is closed when it dies.
+type Blank interface {
+	ID() string
+	Start(ctx context.Context) (Kernel, error)
+	Done() <-chan struct{}
+	Destroy(ctx context.Context) error
+}
+
 // Handle is what must survive a restart to find a kernel again. Data is the
 // driver's own and opaque to everyone else.
 type Handle struct {

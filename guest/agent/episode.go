@@ -36,6 +36,7 @@ const (
 // processes started in it through the API.
 type episode struct {
 	space    Space
+	initPID  int
 	env      []string
 	workdir  string
 	user     string
@@ -79,7 +80,7 @@ func graveOf(id string) (g grave) {
 func newEpisode(sp Space, r wire.Req, b *budget) *episode {
 	token := make([]byte, 8)
 	rand.Read(token)
-	ep := &episode{space: sp, env: r.Env, workdir: r.WorkingDir, user: r.User, token: hex.EncodeToString(token), budget: b,
+	ep := &episode{space: sp, initPID: r.InitPID, env: r.Env, workdir: r.WorkingDir, user: r.User, token: hex.EncodeToString(token), budget: b,
 		initGone: sp.initGone(), over: make(chan struct{}), execs: map[string]*exec{}, graves: map[grave]tombstone{}}
 	if ep.workdir == "" {
 		ep.workdir = "/"

@@ -140,16 +140,31 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 	case wire.OpPing:
 		return s.reply(wire.Res{}, nil)
 	case wire.OpEnter:
-		return s.reply(wire.Res{}, s.agent.enter(r))
+		pid, err := s.agent.enter(r)
+		return s.reply(wire.Res{InitPID: pid}, err)
 	case wire.OpLeave:
 		s.agent.leave()
 		return s.reply(wire.Res{}, nil)
 	}
 	ep, err := s.agent.current()
+	if err != nil && r.Op == wire.OpInit {
+		return s.reply(wire.Res{}, nil)
+	}
 	if err != nil {
 		return err
 	}
 	switch r.Op {
+	case wire.OpInit:
+		return s.reply(wire.Res{InitPID: ep.initPID}, nil)
+	case wire.OpWaitInit:
+		select {
+		case <-ep.initGone:
+			return s.reply(wire.Res{}, nil)
+		case <-ep.over:
+			return errNoContainer()
+		case <-s.ctx.Done():
+			return errGone
+		}
 	case wire.OpStart:
 		return s.start(ep, r, body)
 	case wire.OpAttach:

@@ -31,6 +31,7 @@ type inside struct {
 	init  *os.File // pidfd of its init
 	gone  chan struct{}
 	null  *os.File
+	pids  *pidsGroup
 	spawn *threadPool
 	file  *threadPool
 }
@@ -38,19 +39,34 @@ type inside struct {
 // NewContainerSpace acts in the container entered by Enter's init pid.
 func NewContainerSpace() Space { return &containerSpace{} }
 
-func (c *containerSpace) enter(initPID int) error {
+func (c *containerSpace) enter(initPID int, pids int64) (int, error) {
+	if initPID == 0 {
+		var err error
+		if initPID, err = findInit(); err != nil {
+			return 0, err
+		}
+	}
 	fd, err := unix.PidfdOpen(initPID, 0)
 	if err != nil {
-		return fmt.Errorf("pidfd_open of init %d: %w", initPID, err)
+		return 0, fmt.Errorf("pidfd_open of init %d: %w", initPID, err)
 	}
 	bounding, err := boundingOf(initPID)
 	if err != nil {
 		unix.Close(fd)
-		return err
+		return 0, err
+	}
+	group, err := newPidsGroup(pids)
+	if err != nil {
+		unix.Close(fd)
+		return 0, err
 	}
 	unix.SetNonblock(fd, true) // for os.NewFile: wait for its end in the poller
-	in := &inside{init: os.NewFile(uintptr(fd), "init"), gone: make(chan struct{})}
+	in := &inside{init: os.NewFile(uintptr(fd), "init"), gone: make(chan struct{}), pids: group}
 	in.spawn = newThreadPool(1, 0, func() error {
+		// Before the thread is inside, where the group is out of sight.
+		if err := group.join(); err != nil {
+			return err
+		}
 		if err := enterThread(fd); err != nil {
 			return err
 		}
@@ -63,13 +79,13 @@ func (c *containerSpace) enter(initPID int) error {
 	}
 	if err != nil {
 		in.close()
-		return err
+		return 0, err
 	}
 	go in.watch()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inside = in
-	return nil
+	return initPID, nil
 }
 
 // enterThread moves the calling thread into the container of a pidfd. The pid
@@ -151,6 +167,7 @@ func (in *inside) close() {
 	in.file.close()
 	in.spawn.close()
 	in.init.Close()
+	in.pids.close()
 	if in.null != nil {
 		in.null.Close()
 	}

@@ -22,20 +22,20 @@ type hostSpace struct {
 // HostSpace acts on a directory of this machine, without isolation.
 func HostSpace(root string) Space { return &hostSpace{root: root} }
 
-func (h *hostSpace) enter(int) error {
+func (h *hostSpace) enter(int, int64) (int, error) {
 	d, err := os.OpenFile(h.root, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	null, err := openNull()
 	if err != nil {
 		d.Close()
-		return err
+		return 0, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.dir, h.null = d, null
-	return nil
+	return 0, nil
 }
 
 func (h *hostSpace) leave() {

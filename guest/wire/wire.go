@@ -70,6 +70,7 @@ type Req struct {
 	Env        []string `json:"env,omitempty"`
 	WorkingDir string   `json:"working_dir,omitempty"`
 	User       string   `json:"user,omitempty"` // enter; chown: the owner
+	Pids       int64    `json:"pids,omitempty"` // enter
 
 	Spec   *sandbox.ProcessSpec `json:"spec,omitempty"` // start; its Input travels as content
 	ExecID string               `json:"exec_id,omitempty"`
@@ -91,6 +92,7 @@ type Req struct {
 
 // Res is the header of a reply.
 type Res struct {
+	InitPID   int                 `json:"init_pid,omitempty"` // enter, init
 	File      *sandbox.FileInfo   `json:"file,omitempty"`
 	Files     []sandbox.FileInfo  `json:"files,omitempty"`
 	Truncated bool                `json:"truncated,omitempty"`
@@ -104,6 +106,8 @@ const (
 	OpPing       = "ping"
 	OpEnter      = "enter"
 	OpLeave      = "leave"
+	OpInit       = "init"
+	OpWaitInit   = "wait_init"
 	OpStart      = "start"
 	OpAttach     = "attach"
 	OpInput      = "input"

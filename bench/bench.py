@@ -1,0 +1,359 @@
+#!/usr/bin/env python3
+"""The benchmark behind every number Cove publishes.
+
+Runs against a live server (COVE_URL, COVE_KEY; `make bench` starts one with an
+empty data directory) through the public API only. Times are compared within one
+run, interleaved, because the machine is shared and noisy: a number from another
+run, or an absolute bound, says nothing here. Prints a table and keeps the raw
+figures as JSON under bench/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from pathlib import Path
+from typing import Any, Callable
+
+from cove import AsyncClient, AsyncSandbox, Client, Sandbox
+
+REPO = Path(__file__).resolve().parent.parent
+MS = 1e3
+
+
+def log(*args: object) -> None:
+    print(*args, file=sys.stderr, flush=True)
+
+
+def p(values: list[float], q: float) -> float:
+    """The q-th percentile in milliseconds."""
+    s = sorted(values)
+    return s[min(len(s) - 1, int(q * len(s)))] * MS
+
+
+def timed(f: Callable[[], Any]) -> float:
+    t = time.perf_counter()
+    f()
+    return time.perf_counter() - t
+
+
+class Raw:
+    """A bare keep-alive HTTP connection, to leave the SDK out of a measurement."""
+
+    def __init__(self) -> None:
+        self.url = urllib.parse.urlparse(os.environ["COVE_URL"])
+        self.conn = http.client.HTTPConnection(self.url.hostname or "", self.url.port)
+
+    def call(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.conn.request(
+            "POST",
+            "/cove.v1." + method,
+            json.dumps(body),
+            {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["COVE_KEY"]},
+        )
+        r = self.conn.getresponse()
+        data = r.read()
+        if r.status != 200:
+            raise RuntimeError(f"{method}: {r.status} {data!r}")
+        return json.loads(data)  # type: ignore[no-any-return]
+
+
+def wait_warm(raw: Raw, n: int = 1) -> None:
+    """Waits until the pool has kernels again: filling it is not part of a create."""
+    for _ in range(2000):
+        if int(raw.call("System/Info", {}).get("warmKernels", 0)) >= n:
+            return
+        time.sleep(0.01)
+    raise RuntimeError("the kernel pool does not fill")
+
+
+# --- comparison with plain runc and runsc -------------------------------------------------
+
+
+class Bundle:
+    """The base image's root file system as an OCI bundle for runc and runsc."""
+
+    def __init__(self, erofs: str, command: list[str]) -> None:
+        self.dir = Path(tempfile.mkdtemp(prefix="cove-bench-"))
+        subprocess.run(["fsck.erofs", f"--extract={self.dir}/rootfs", erofs], check=True, capture_output=True)
+        subprocess.run(["runc", "spec"], cwd=self.dir, check=True)
+        spec = json.loads((self.dir / "config.json").read_text())
+        spec["process"].update(args=command, terminal=False)
+        (self.dir / "config.json").write_text(json.dumps(spec))
+        self.n = 0
+
+    def run(self, *runtime: str) -> float:
+        self.n += 1
+        cmd = [*runtime, "run", "--bundle", str(self.dir), f"cove-bench-{os.getpid()}-{self.n}"]
+        return timed(lambda: subprocess.run(cmd, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    def close(self) -> None:
+        shutil.rmtree(self.dir)
+
+
+def bench_create(rounds: int, erofs: str) -> dict[str, Any]:
+    raw, bundle = Raw(), Bundle(erofs, ["true"])
+    runsc = [str(REPO / "bin" / "runsc"), "--network=none", "--root", str(bundle.dir / "runsc")]
+    runc = ["runc", "--root", str(bundle.dir / "runc")]
+    times: dict[str, list[float]] = {"cove": [], "runc": [], "runsc": [], "create": [], "reset": []}
+    try:
+        for i in range(rounds + 2):  # two rounds to warm every cache
+            got: dict[str, float] = {}
+
+            def cove() -> None:
+                wait_warm(raw, 2)
+                t0 = time.perf_counter()
+                sb = Sandbox.create()
+                t1 = time.perf_counter()
+                r = sb.exec(["true"])
+                t2 = time.perf_counter()
+                assert r.exit_code == 0, r
+                got["create"], got["cove"] = t1 - t0, t2 - t0
+                wait_warm(raw, 2)
+                got["reset"] = timed(sb.reset)
+                sb.kill()
+
+            steps = [cove, lambda: got.update(runc=bundle.run(*runc)), lambda: got.update(runsc=bundle.run(*runsc))]
+            for k in range(3):
+                steps[(i + k) % 3]()
+            if i >= 2:
+                for name, t in got.items():
+                    times[name].append(t)
+    finally:
+        bundle.close()
+    m = {k: statistics.median(v) for k, v in times.items()}
+    return {
+        "ms": {k: {"p50": p(v, 0.5), "p90": p(v, 0.9)} for k, v in times.items()},
+        "checks": [
+            ("create + first exec, vs runc run", m["cove"] / m["runc"], "<=", 1.0),
+            ("runsc run, vs create + first exec", m["runsc"] / m["cove"], ">=", 4.0),
+            ("reset, vs create", m["reset"] / m["create"], "<", 0.5),
+        ],
+    }
+
+
+def bench_exec(rounds: int) -> dict[str, Any]:
+    """exec of `true` through the API against subprocess.run(["true"]) inside the same sandbox."""
+    inner = (
+        "import subprocess, sys, time\n"
+        "for _ in sys.stdin:\n"
+        "    t = time.perf_counter(); subprocess.run(['true']); print(time.perf_counter() - t, flush=True)\n"
+    )
+    api: list[float] = []
+    inside: list[float] = []
+    with Sandbox.create(cpu=2) as sb:
+        proc = sb.start(["python3", "-c", inner], stdin=True)
+        out = iter(proc)
+        for i in range(rounds + 5):
+            a = timed(lambda: sb.exec(["true"]))
+            proc.write("go\n")
+            b = float(next(out).data)
+            if i >= 5:
+                api.append(a)
+                inside.append(b)
+        proc.kill()
+    return {
+        "ms": {"api exec": {"p50": p(api, 0.5), "p90": p(api, 0.9)}, "spawn inside": {"p50": p(inside, 0.5), "p90": p(inside, 0.9)}},
+        "checks": [("exec of true, vs spawn inside", statistics.median(api) / statistics.median(inside), "<=", 1.5)],
+    }
+
+
+def bench_api_share(rounds: int) -> dict[str, Any]:
+    raw, share, node = Raw(), [], []
+    for i in range(rounds + 2):
+        wait_warm(raw, 2)
+        t = time.perf_counter()
+        got = raw.call("Sandboxes/Create", {"spec": {"image": "base"}})
+        wall = time.perf_counter() - t
+        took = float(got["nodeTime"].rstrip("s"))
+        raw.call("Sandboxes/Kill", {"id": got["sandbox"]["id"]})
+        if i >= 2:
+            share.append(wall - took)
+            node.append(took)
+    return {
+        "ms": {"node": {"p50": p(node, 0.5), "p90": p(node, 0.9)}, "api on top": {"p50": p(share, 0.5), "p90": p(share, 0.9)}},
+        "checks": [("API on top of the node's create, ms", p(share, 0.5), "<=", 3.0)],
+    }
+
+
+# --- memory and scale ---------------------------------------------------------------------
+
+
+def kernel_memory(data: str) -> list[int]:
+    """Proportional memory (bytes) of every kernel: the sentry with its stubs.
+
+    PSS, so that the pages of the runsc binary, mapped by all, are shared out; the
+    EROFS image is page cache and belongs to nobody."""
+    sums = []
+    for proc in Path("/proc").iterdir():
+        if not proc.name.isdigit():
+            continue
+        try:
+            cmd = (proc / "cmdline").read_bytes()
+            if not cmd.startswith(b"runsc-sandbox\0") or data.encode() not in cmd:
+                continue
+            if os.getsid(int(proc.name)) != int(proc.name):
+                continue  # a stub: counted with its sentry
+            total = 0
+            for pid in [proc.name, *children(proc.name)]:
+                for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                    if line.startswith("Pss:"):
+                        total += int(line.split()[1]) * 1024
+            sums.append(total)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return sums
+
+
+def children(pid: str) -> list[str]:
+    out: list[str] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for c in (task / "children").read_text().split():
+            out += [c, *children(c)]
+    return out
+
+
+async def live(n: int, data: str) -> dict[str, Any]:
+    async with AsyncClient() as client:
+        gate = asyncio.Semaphore(32)
+
+        async def create() -> AsyncSandbox:
+            async with gate:
+                return await AsyncSandbox.create(cpu=0.1, memory="32MiB", labels={"bench": "live"}, client=client, create_timeout=600)
+
+        t0 = time.perf_counter()
+        sbs = await asyncio.gather(*(create() for _ in range(n)))
+        t1 = time.perf_counter()
+        log(f"  {n} live after {t1 - t0:.1f} s")
+        idle = kernel_memory(data)
+
+        async def answer(sb: AsyncSandbox) -> bool:
+            async with gate:
+                r = await sb.exec(["echo", sb.id])
+                return r.stdout.strip() == sb.id
+
+        ok = sum(await asyncio.gather(*(answer(sb) for sb in sbs)))
+        t2 = time.perf_counter()
+        log(f"  {ok} answered in {t2 - t1:.1f} s")
+        await asyncio.gather(*(sb.kill() for sb in sbs))
+        t3 = time.perf_counter()
+        return {
+            "create_s": t1 - t0,
+            "answer_s": t2 - t1,
+            "kill_s": t3 - t2,
+            "answered": ok,
+            "idle_bytes_p50": statistics.median(idle) if idle else 0,
+        }
+
+
+def bench_live(n: int, data: str) -> dict[str, Any]:
+    got = asyncio.run(live(n, data))
+    for _ in range(300):
+        left = [c for c in Path("/sys/fs/cgroup").glob("**/cove-*/*") if c.is_dir()]
+        warm = int(Raw().call("System/Info", {}).get("warmKernels", 0))
+        kernels = len(kernel_memory(data))
+        if kernels <= warm + 1 and len(left) <= 4 * (warm + 1):
+            break
+        time.sleep(0.1)
+    return {
+        "figures": {**got, "kernels_left_beyond_pool": max(0, kernels - warm - 1)},
+        "checks": [
+            (f"{n} live sandboxes, answering", float(got["answered"]), ">=", float(n)),
+            ("kernels left beyond the pool", float(max(0, kernels - warm - 1)), "<=", 0.0),
+            ("idle sandbox, MiB", got["idle_bytes_p50"] / 2**20, "<=", 12.0),
+        ],
+    }
+
+
+# --- bytes --------------------------------------------------------------------------------
+
+
+def bench_bytes(rounds: int) -> dict[str, Any]:
+    size = 256
+    up: list[float] = []
+    down: list[float] = []
+    auth = ["-H", "Authorization: Bearer " + os.environ["COVE_KEY"]]
+    with tempfile.TemporaryDirectory(prefix="cove-bench-") as tmp, Sandbox.create(cpu=2, memory="1GiB", disk="4GiB") as sb:
+        src, dst = Path(tmp) / "src", Path(tmp) / "dst"
+        src.write_bytes(os.urandom(2**20) * size)
+        want = hashlib.sha256(src.read_bytes()).hexdigest()
+        url = f"{os.environ['COVE_URL']}/v1/sandboxes/{sb.id}/files?path=/tmp/blob"
+        for i in range(rounds + 1):
+            a = timed(lambda: subprocess.run(["curl", "-sSf", *auth, "-T", str(src), url], check=True, stdout=subprocess.DEVNULL))
+            b = timed(lambda: subprocess.run(["curl", "-sSf", *auth, "-o", str(dst), url], check=True))
+            if i:
+                up.append(size / a)
+                down.append(size / b)
+        assert hashlib.sha256(dst.read_bytes()).hexdigest() == want, "the file came back different"
+        inside = sb.exec(["sha256sum", "/tmp/blob"]).stdout.split()[0]
+        assert inside == want, "the file inside is different"
+
+        n = 100 * 2**20
+        t = time.perf_counter()
+        r = sb.exec(["sh", "-c", f"head -c {n} /dev/zero | tr '\\0' x"], timeout=300)
+        took = time.perf_counter() - t
+        exact = r.exit_code == 0 and len(r.stdout_bytes) == n and r.stdout_bytes.count(b"x") == n
+    return {
+        "figures": {"upload_mib_s": statistics.median(up), "download_mib_s": statistics.median(down), "print_mib_s": 100 / took},
+        "checks": [
+            ("256 MiB upload, MiB/s", statistics.median(up), ">=", 200.0),
+            ("256 MiB download, MiB/s", statistics.median(down), ">=", 200.0),
+            ("100 MiB printed, bytes lost", 0.0 if exact else 1.0, "<=", 0.0),
+        ],
+    }
+
+
+def main() -> int:
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--rounds", type=int, default=30)
+    a.add_argument("--live", type=int, default=500, help="how many sandboxes at once")
+    a.add_argument("--only", default="", help="comma-separated: create,exec,api,bytes,live")
+    a.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    a.add_argument("--data", default=os.environ.get("COVE_DATA", "/var/lib/cove"), help="the server's data directory")
+    args = a.parse_args()
+    image = Client().images.get("base")
+    erofs = next(Path(args.data).glob(f"**/{image.id.split(':')[1]}.erofs"))
+    all_: dict[str, Callable[[], dict[str, Any]]] = {
+        "create": lambda: bench_create(args.rounds, str(erofs)),
+        "exec": lambda: bench_exec(args.rounds * 5),
+        "api": lambda: bench_api_share(args.rounds),
+        "bytes": lambda: bench_bytes(5),
+        "live": lambda: bench_live(args.live, args.data),
+    }
+    only = [s for s in args.only.split(",") if s] or list(all_)
+    results: dict[str, Any] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "cores": os.cpu_count(), "rounds": args.rounds}
+    missed = 0
+    rows: list[tuple[str, str, str, str]] = []
+    for name in only:
+        log(f"{name} …")
+        got = results[name] = all_[name]()
+        for label, ms in got.get("ms", {}).items():
+            rows.append((f"  {label}", f"{ms['p50']:.1f} ms", f"p90 {ms['p90']:.1f} ms", ""))
+        for label, value in got.get("figures", {}).items():
+            rows.append((f"  {label}", f"{value:,.1f}", "", ""))
+        for label, value, op, target in got["checks"]:
+            ok = {"<=": value <= target, ">=": value >= target, "<": value < target}[op]
+            missed += not ok
+            rows.append((label, f"{value:.2f}", f"{op} {target:g}", "ok" if ok else "MISSED"))
+    widths = [max(len(r[i]) for r in rows) for i in range(4)]
+    for r in rows:
+        print("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))))
+    out = REPO / "bench" / "results" / (time.strftime("%Y%m%d-%H%M%S") + ".json")
+    out.write_text(json.dumps(results, indent=1))
+    log(f"raw figures: {out}")
+    return 1 if args.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

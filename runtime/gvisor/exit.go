@@ -1,0 +1,184 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// watch notices the end of the sentry through a pidfd, which works for a child
+// and for an adopted process alike, and through Go's poller, so that 4,000
+// kernels cost no thread.
+func (k *Kernel) watch() error {
+	fd, err := unix.PidfdOpen(k.saved.PID, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("watching the sentry: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	if processStart(k.saved.PID) != k.saved.StartTime {
+		f.Close()
+		return errors.New("its process is gone")
+	}
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	k.stop = func() { cancel(); f.Close() } // an os.File may be closed twice
+	if err := k.watchOOM(ctx); err != nil {
+		k.stop()
+		return err
+	}
+	k.watchers.Go(func() {
+		defer f.Close()
+		err := rc.Read(func(fd uintptr) bool {
+			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, err := unix.Poll(p, 0)
+			return err == nil && n == 1
+		})
+		if err != nil && ctx.Err() != nil {
+			return // stopped watching, the kernel lives on
+		}
+		k.reap()
+		cause, detail := sandbox.Infra, "the sentry process died"
+		if k.d.groups.oomKills(k.id) > 0 {
+			cause, detail = sandbox.OOM, overLimit
+		}
+		k.finish(cause, detail)
+	})
+	return nil
+}
+
+// watchInit notices when code inside kills its container's init, which takes
+// the container down but leaves the kernel and the guest alive.
+func (k *Kernel) watchInit(pid int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	k.watchers.Go(func() {
+		defer cancel()
+		if err := k.guest.WaitInit(ctx); err != nil {
+			return // left, reset or the whole kernel is going
+		}
+		// An OOM kill of a stub process looks from inside like a killed init.
+		if k.d.groups.oomKills(k.id) > 0 {
+			k.finish(sandbox.OOM, overLimit)
+			return
+		}
+		k.finish(sandbox.InitKilled, "process 1 of the sandbox was killed from inside")
+	})
+	k.watchers.Go(func() {
+		select {
+		case <-k.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+}
+
+// finish records the first reason and closes Done.
+func (k *Kernel) finish(cause sandbox.Cause, detail string) {
+	k.doneOnce.Do(func() {
+		k.exit = runtime.Exit{Cause: cause, Detail: detail, At: time.Now()}
+		close(k.done)
+	})
+}
+
+// reap collects the zombie of a sentry that is our child; for an adopted one
+// there is nothing to collect.
+func (k *Kernel) reap() {
+	var ws unix.WaitStatus
+	for {
+		_, err := unix.Wait4(k.saved.PID, &ws, unix.WNOHANG, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}
+
+// Destroy ends the kernel and removes all it held. See runtime.Kernel.
+func (k *Kernel) Destroy(ctx context.Context) error {
+	const op = "gvisor.destroy"
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.destroyed {
+		return nil
+	}
+	k.finish(sandbox.KilledByUser, "destroyed")
+	deadline := time.Now().Add(10 * time.Second)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	if k.guest != nil {
+		k.guest.Close()
+	}
+	// The sentry is process 1 of its own pid namespace: with it go its stubs.
+	if k.saved.PID != 0 && processStart(k.saved.PID) == k.saved.StartTime {
+		if err := killAndWait(k.saved.PID, deadline); err != nil {
+			return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
+		}
+		k.reap()
+	}
+	// A boot cut short may have left a process we have no pid of.
+	for _, pid := range k.d.groups.procs(k.id) {
+		if err := killAndWait(pid, deadline); err != nil {
+			return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
+		}
+	}
+	if k.stop != nil {
+		k.stop()
+	}
+	if err := k.d.groups.remove(k.id, deadline); err != nil {
+		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
+	}
+	socket := k.saved.Socket
+	if socket == "" {
+		socket = k.d.dir + "/run/runsc-" + k.id + ".sock"
+	}
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
+	}
+	// The directory goes last: it is what Sweep finds a kernel by.
+	if err := os.RemoveAll(k.dir()); err != nil {
+		return sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
+	}
+	k.destroyed = true
+	k.watchers.Wait()
+	return nil
+}
+
+// killAndWait kills a process and waits until it is gone, ours or not.
+func killAndWait(pid int, deadline time.Time) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("killing process %d: %w", pid, err)
+	}
+	for {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return fmt.Errorf("process %d does not end", pid)
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if n == 1 {
+			return nil
+		}
+	}
+}

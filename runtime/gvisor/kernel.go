@@ -1,0 +1,412 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/sentry/pgalloc"
+	"gvisor.dev/gvisor/pkg/urpc"
+	"gvisor.dev/gvisor/runsc/boot"
+	gvsandbox "gvisor.dev/gvisor/runsc/sandbox"
+	"gvisor.dev/gvisor/runsc/specutils"
+
+	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const (
+	handleVersion = 1
+	userContainer = "user"
+)
+
+// Kernel is one sentry process. See runtime.Kernel for its concurrency.
+type Kernel struct {
+	d     *Driver
+	id    string
+	sb    *gvsandbox.Sandbox
+	guest *guest.Client
+
+	saved saved
+
+	done     chan struct{} // closed by finish
+	doneOnce sync.Once
+	exit     runtime.Exit // set before done is closed
+	stop     context.CancelFunc
+	watchers sync.WaitGroup
+
+	mu        sync.Mutex
+	container string // id of the user's container inside the kernel, "" before Attach
+	initPID   int
+	env       runtime.Container
+	destroyed bool
+}
+
+// saved is what survives a restart of the node.
+type saved struct {
+	PID       int    `json:"pid"`
+	StartTime uint64 `json:"start_time"` // with PID names the process uniquely
+	Secret    string `json:"secret"`     // of the guest, hex
+	UID       int    `json:"uid"`        // the sentry runs as
+	Socket    string `json:"socket"`
+	// BootMemory is what the sentry held before it joined its cgroup and is
+	// therefore not counted there (v1 only).
+	BootMemory int64 `json:"boot_memory"`
+}
+
+var _ runtime.Kernel = (*Kernel)(nil)
+
+func (k *Kernel) ID() string { return k.id }
+
+// Handle is complete once Boot has returned. The container inside is not in
+// it: its name is derived from the episode the guest reports.
+func (k *Kernel) Handle() runtime.Handle {
+	data, err := json.Marshal(k.saved)
+	if err != nil {
+		panic(err) // strings and numbers always marshal
+	}
+	return runtime.Handle{Version: handleVersion, Driver: driverName, ID: k.id, Data: data}
+}
+
+func (k *Kernel) Guest() *guest.Client          { return k.guest }
+func (k *Kernel) Done() <-chan struct{}         { return k.done }
+func (k *Kernel) dir() string                   { return k.d.kernelDir(k.id) }
+func (k *Kernel) layer(container string) string { return filepath.Join(k.dir(), container+".upper") }
+
+// Exit says why the kernel stopped. See runtime.Kernel.
+func (k *Kernel) Exit() runtime.Exit {
+	select {
+	case <-k.done:
+		return k.exit
+	default:
+		return runtime.Exit{}
+	}
+}
+
+// blank starts the sentry without its guest. The caller destroys what a
+// failure leaves behind.
+func (k *Kernel) blank() (*specs.Spec, error) {
+	d := k.d
+	empty := filepath.Join(k.dir(), "empty")
+	for _, dir := range []string{k.dir(), empty} {
+		if err := os.Mkdir(dir, 0o711); err != nil {
+			return nil, err
+		}
+	}
+	spec := rootSpec(empty, d.guestfs, []string{
+		"COVE_GUEST_SECRET=" + k.saved.Secret,
+		"COVE_GUEST_PORT=" + strconv.Itoa(guestPort),
+	})
+	b, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	// The sentry reads its spec from here while it boots; the secret of the
+	// guest is in it, so it goes away right after.
+	bundle := filepath.Join(k.dir(), "config.json")
+	if err := os.WriteFile(bundle, b, 0o600); err != nil {
+		return nil, err
+	}
+	defer os.Remove(bundle)
+	if err := d.groups.create(k.id); err != nil {
+		return nil, fmt.Errorf("creating cgroup: %w", err)
+	}
+	hints, err := boot.NewPodMountHints(spec)
+	if err != nil {
+		return nil, err
+	}
+	group, err := d.groups.open(k.id)
+	if err != nil {
+		return nil, err
+	}
+	if group != nil {
+		defer group.Close()
+	}
+	rootfs, err := os.Open(d.guestfs)
+	if err != nil {
+		return nil, err
+	}
+	err = withStdio(d.stdio(), func() error {
+		k.sb, err = gvsandbox.New(d.conf, &gvsandbox.Args{
+			ID: k.id, Spec: spec, BundleDir: k.dir(), MountHints: hints, CloneIntoCgroupFD: group,
+			IOFiles:         []*os.File{rootfs}, // closed by New
+			GoferMountConfs: specutils.GoferMountConfFlags{{Lower: specutils.Erofs, Upper: specutils.NoOverlay}},
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("starting the sentry: %w", err)
+	}
+	k.saved.PID = k.sb.Getpid()
+	k.saved.StartTime = processStart(k.saved.PID)
+	k.saved.UID = k.sb.UID
+	k.saved.Socket = k.sb.ControlSocketPath
+	if err := k.watch(); err != nil {
+		return nil, err
+	}
+	k.saved.BootMemory, err = d.groups.join(k.id, k.saved.PID)
+	return spec, err
+}
+
+// start starts the guest of a blank kernel and waits for it to answer.
+func (k *Kernel) start(ctx context.Context, spec *specs.Spec) error {
+	if err := k.sb.StartRoot(k.d.start, spec); err != nil {
+		return err
+	}
+	return k.connect(ctx)
+}
+
+// connect makes the guest client and waits for the guest to answer. Right
+// after the start the guest is not listening yet: port forwarding is refused
+// until it is, which takes a few milliseconds.
+func (k *Kernel) connect(ctx context.Context) error {
+	secret, err := hex.DecodeString(k.saved.Secret)
+	if err != nil {
+		return err
+	}
+	k.guest = guest.NewClient(k.dial, secret)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for wait := time.Millisecond; ; wait = min(wait*2, 20*time.Millisecond) {
+		err := k.guest.Ping(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-k.done:
+			return fmt.Errorf("the sentry died while its guest started: %s", k.exit.Detail)
+		case <-ctx.Done():
+			return fmt.Errorf("the guest does not answer: %w", err)
+		case <-time.After(wait):
+		}
+	}
+}
+
+// dial opens a connection to the guest: one end of a socket pair is handed to
+// the sentry, which splices it to the guest's port on the loopback.
+func (k *Kernel) dial(ctx context.Context) (net.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	ours := os.NewFile(uintptr(fds[0]), "guest connection")
+	theirs := os.NewFile(uintptr(fds[1]), "guest connection, sentry end")
+	defer theirs.Close()
+	defer ours.Close() // FileConn duplicates
+	err = k.sb.PortForward(&boot.PortForwardOpts{
+		FilePayload: urpc.FilePayload{Files: []*os.File{theirs}},
+		ContainerID: k.id, Port: guestPort,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return net.FileConn(ours)
+}
+
+// adopt finds a kernel of an earlier process again.
+func (k *Kernel) adopt(ctx context.Context) error {
+	if k.saved.PID == 0 || processStart(k.saved.PID) != k.saved.StartTime {
+		return errors.New("its process is gone")
+	}
+	k.sb = &gvsandbox.Sandbox{ID: k.id, UID: k.saved.UID, GID: k.saved.UID, ControlSocketPath: k.saved.Socket}
+	k.sb.Pid.Store(k.saved.PID)
+	if err := k.watch(); err != nil {
+		return err
+	}
+	if err := k.connect(ctx); err != nil {
+		k.stop()
+		k.watchers.Wait()
+		return err
+	}
+	init, err := k.guest.Init(ctx)
+	if err != nil {
+		k.stop()
+		k.watchers.Wait()
+		return fmt.Errorf("asking the guest for its container: %w", err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.initPID = init
+	if init != 0 {
+		k.container = k.newestContainer()
+		k.watchInit(init)
+	}
+	return nil
+}
+
+// newestContainer finds the container of an adopted kernel by its layer.
+func (k *Kernel) newestContainer() string {
+	layers, _ := filepath.Glob(filepath.Join(k.dir(), userContainer+"*.upper"))
+	best := 0
+	for _, l := range layers {
+		var n int
+		if _, err := fmt.Sscanf(filepath.Base(l), userContainer+"%d.upper", &n); err == nil {
+			best = max(best, n)
+		}
+	}
+	if best == 0 {
+		return ""
+	}
+	return userContainer + strconv.Itoa(best)
+}
+
+// Attach gives the kernel its container. See runtime.Kernel.
+func (k *Kernel) Attach(ctx context.Context, c runtime.Container) error {
+	const op = "gvisor.attach"
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.container != "" {
+		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has its container", k.id)
+	}
+	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
+		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
+	}
+	if err := k.startLocked(ctx, c, userContainer+"1"); err != nil {
+		return k.explain(op, err)
+	}
+	return nil
+}
+
+// Reset swaps the container for a pristine one. See runtime.Kernel.
+func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
+	const op = "gvisor.reset"
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.container == "" {
+		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
+	}
+	old := k.container
+	k.initPID = 0 // its death is ours, not the code's inside
+	if err := k.guest.Leave(ctx); err != nil {
+		return k.explain(op, err)
+	}
+	if err := k.sb.DestroyContainer(old); err != nil {
+		return k.explain(op, err)
+	}
+	n, err := strconv.Atoi(old[len(userContainer):])
+	if err != nil {
+		return sandbox.Errorf(sandbox.Internal, op, "%w", err)
+	}
+	if err := k.startLocked(ctx, c, userContainer+strconv.Itoa(n+1)); err != nil {
+		return k.explain(op, err)
+	}
+	if err := os.Remove(k.layer(old)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return k.explain(op, err)
+	}
+	return nil
+}
+
+// explain prefers the kernel's own end over the broken call it caused.
+func (k *Kernel) explain(op string, err error) error {
+	select {
+	case <-k.done:
+		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s ended (%s: %s): %w", k.id, k.exit.Cause, k.exit.Detail, err)
+	default:
+	}
+	var e *sandbox.Error
+	if errors.As(err, &e) {
+		return sandbox.WithOp(op, err)
+	}
+	if errors.Is(err, unix.ENOSPC) {
+		return sandbox.Errorf(sandbox.DiskFull, op, "kernel %s: %w", k.id, err)
+	}
+	return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
+}
+
+// startLocked starts a user container and lets the guest enter it.
+func (k *Kernel) startLocked(ctx context.Context, c runtime.Container, cid string) error {
+	d := k.d
+	image, err := os.Open(c.Rootfs.Path)
+	if err != nil {
+		return sandbox.Errorf(sandbox.ImageNotFound, "", "image content %s: %w", c.Rootfs.Path, err)
+	}
+	defer image.Close()
+	guestfs, err := os.Open(d.guestfs)
+	if err != nil {
+		return err
+	}
+	defer guestfs.Close()
+	layer, err := os.OpenFile(k.layer(cid), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer layer.Close()
+	// Outside the sentry, whose seccomp filter forbids it (runsc does the same).
+	pgalloc.IMAWorkAroundForMemFile(layer.Fd())
+	stdin, err := os.Open(d.stdio())
+	if err != nil {
+		return err
+	}
+	defer stdin.Close()
+	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), d.guestfs)
+	if err := k.sb.CreateSubcontainer(d.conf, cid, nil); err != nil {
+		return err
+	}
+	err = k.sb.StartSubcontainer(spec, d.conf, cid,
+		[]*os.File{stdin, stdin, stdin}, []*os.File{image, guestfs}, []*os.File{layer}, nil,
+		[]specutils.GoferMountConf{
+			{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(c.Resources.Disk, 10)},
+			{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
+		})
+	if err != nil {
+		return err
+	}
+	k.container = cid
+	init, err := k.guest.Enter(ctx, guest.Container{
+		Env: environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids,
+	})
+	if err != nil {
+		return fmt.Errorf("the guest cannot enter the container: %w", err)
+	}
+	k.initPID, k.env = init, c
+	k.watchInit(init)
+	return nil
+}
+
+// environ is the image's environment with the sandbox's over it, sorted, so
+// that equal sandboxes look equal.
+func environ(c runtime.Container) []string {
+	env := slices.Clone(c.Rootfs.Env)
+	names := make([]string, 0, len(c.Env))
+	for n := range c.Env {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	for _, n := range names {
+		env = append(env, n+"="+c.Env[n])
+	}
+	return env
+}
+
+// Stats of the kernel. See runtime.Kernel.
+func (k *Kernel) Stats(ctx context.Context) (sandbox.Stats, error) {
+	s, err := k.d.groups.stats(k.id)
+	if err != nil {
+		return s, sandbox.Errorf(sandbox.NotFound, "gvisor.stats", "kernel %s: %w", k.id, err)
+	}
+	s.Memory += k.saved.BootMemory
+	s.OOMKills = k.d.groups.oomKills(k.id)
+	k.mu.Lock()
+	cid := k.container
+	k.mu.Unlock()
+	var st unix.Stat_t
+	if cid != "" && unix.Stat(k.layer(cid), &st) == nil {
+		s.DiskUsed = st.Blocks * 512
+	}
+	return s, nil
+}

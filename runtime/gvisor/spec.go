@@ -1,0 +1,86 @@
+package gvisor
+
+import (
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// guestPort is where the guest listens on the kernel's loopback.
+const guestPort = 49983
+
+// userCaps is what root in the user's container has: Docker's default set with
+// SYS_PTRACE (debuggers work; there is no one else to trace) and without
+// NET_RAW (it could sniff the loopback the guest listens on) and MKNOD.
+// Everything else is out of reach for the code inside: the guest drops the
+// rest from the bounding set before it forks.
+var userCaps = []string{
+	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
+	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE",
+}
+
+// guestCaps is the user's set plus what entering another container takes.
+var guestCaps = append([]string{"CAP_SYS_ADMIN"}, userCaps...)
+
+func capabilities(names []string) *specs.LinuxCapabilities {
+	return &specs.LinuxCapabilities{Bounding: names, Effective: names, Permitted: names}
+}
+
+// rootSpec is the kernel's root container: the guest and nothing else.
+func rootSpec(emptyDir, guestfs string, env []string) *specs.Spec {
+	return &specs.Spec{
+		Version: specs.Version,
+		Process: &specs.Process{
+			Args:         []string{guestBinary, "agent"},
+			Cwd:          "/",
+			Env:          env,
+			Capabilities: capabilities(guestCaps),
+			Rlimits:      []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 20, Soft: 1 << 16}},
+		},
+		Root:     &specs.Root{Path: emptyDir, Readonly: true},
+		Hostname: "cove",
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
+		},
+		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
+			{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.NetworkNamespace},
+		}},
+		Annotations: map[string]string{
+			"io.kubernetes.cri.container-type": "sandbox",
+			"io.kubernetes.cri.container-name": "root",
+			"dev.gvisor.spec.rootfs.source":    guestfs,
+			"dev.gvisor.spec.rootfs.type":      "erofs",
+		},
+	}
+}
+
+// userSpec is the user's container. Its process is only an init: everything
+// else is forked into it by the guest.
+func userSpec(kernel, emptyDir, guestfs string) *specs.Spec {
+	return &specs.Spec{
+		Version: specs.Version,
+		Process: &specs.Process{
+			Args:         initArgs(),
+			Cwd:          "/",
+			Env:          []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+			Capabilities: capabilities(userCaps),
+		},
+		Root:     &specs.Root{Path: emptyDir},
+		Hostname: "cove",
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro", "nosuid", "noexec", "nodev"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
+			{Destination: "/dev/pts", Type: "devpts", Source: "devpts"},
+			{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"mode=1777", "nosuid", "nodev"}},
+			{Destination: guestMount, Type: "erofs", Source: guestfs, Options: []string{"ro"}},
+		},
+		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
+			{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+		}},
+		Annotations: map[string]string{
+			"io.kubernetes.cri.container-type": "container",
+			"io.kubernetes.cri.sandbox-id":     kernel,
+			"io.kubernetes.cri.container-name": userContainer,
+		},
+	}
+}
