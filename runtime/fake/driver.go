@@ -3,6 +3,7 @@ package fake
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"github.com/cove-sandbox/cove/guest"
@@ -63,6 +64,12 @@ func (d *Driver) Sweep(ctx context.Context, keep map[string]bool) ([]string, err
 			continue
 		}
 		if err := d.host.remove(id, runtime.Exit{Cause: sandbox.KilledByUser, Detail: "swept"}); err != nil {
+			return removed, sandbox.Errorf(sandbox.Unavailable, "fake.sweep", "%w", err)
+		}
+		removed = append(removed, id)
+	}
+	for _, id := range d.host.leftovers() {
+		if err := os.RemoveAll(filepath.Join(d.host.dir, id)); err != nil {
 			return removed, sandbox.Errorf(sandbox.Unavailable, "fake.sweep", "%w", err)
 		}
 		removed = append(removed, id)
@@ -128,9 +135,6 @@ func (k *kernel) Reset(ctx context.Context, c runtime.Container) error {
 func (k *kernel) Guest() *guest.Client { return k.guest }
 
 func (k *kernel) Bulk(ctx context.Context, op guest.BulkOp, stdin, stdout *os.File) error {
-	if k.m.guest == nil {
-		return errBare
-	}
 	return k.m.bulk(op, stdin, stdout)
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cove-sandbox/cove/guest/agent"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -30,7 +31,8 @@ type Host struct {
 	machines map[string]*machine
 }
 
-// NewHost makes a host that keeps its kernels' files under dir.
+// NewHost makes a host that keeps its kernels' files under dir, which is its
+// alone.
 func NewHost(dir string, opts Options) *Host {
 	return &Host{dir: dir, opts: opts, machines: map[string]*machine{}}
 }
@@ -110,6 +112,23 @@ func (h *Host) boot(id string) (*machine, error) {
 	return m, nil
 }
 
+// leftovers are the directories of kernels that a process before this one had.
+func (h *Host) leftovers() []string {
+	if h.opts.Bare {
+		return nil
+	}
+	ents, _ := os.ReadDir(h.dir) // no directory, no leftovers
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var ids []string
+	for _, e := range ents {
+		if h.machines[e.Name()] == nil {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids
+}
+
 func (h *Host) remove(id string, exit runtime.Exit) error {
 	h.mu.Lock()
 	m := h.machines[id]
@@ -130,7 +149,7 @@ type machine struct {
 	id     string
 	root   string // the user's file system; "" when bare
 	secret []byte
-	guest  guestAgent // nil when bare
+	guest  *agent.Agent // nil when bare
 	done   chan struct{}
 
 	mu       sync.Mutex
@@ -158,7 +177,7 @@ func (m *machine) die(exit runtime.Exit) bool {
 	m.exit = exit
 	m.mu.Unlock()
 	if m.guest != nil {
-		_ = m.guest.Close()
+		m.guest.Close()
 	}
 	close(m.done)
 	return true
