@@ -179,6 +179,15 @@ def _tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
+def _readable(descriptor: int) -> bool:
+    """Whether an idle connection has something to say, which can only be its end."""
+    if not hasattr(select, "poll"):
+        return bool(select.select([descriptor], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 # Sync
 
 
@@ -196,13 +205,7 @@ class _Connection:
 
     def is_fresh(self) -> bool:
         """Idle for a short time and not closed by the server: nothing is readable."""
-        if time.monotonic() - self.idle_since > _MAX_IDLE:
-            return False
-        poll = select.poll() if hasattr(select, "poll") else None
-        if poll is None:
-            return not select.select([self._sock], [], [], 0)[0]
-        poll.register(self._sock, select.POLLIN)
-        return not poll.poll(0)
+        return time.monotonic() - self.idle_since <= _MAX_IDLE and not _readable(self._sock.fileno())
 
     def send(self, data: bytes, timeout: Optional[float]) -> None:
         if timeout != self._timeout:
@@ -338,6 +341,7 @@ class _AsyncConnection(asyncio.Protocol):
         self._paused = False
         self._lost: Optional[TransportError] = None
         self._waiter: Optional[asyncio.Future[None]] = None
+        self._descriptor = -1
         self.idle_since = 0.0
 
     @classmethod
@@ -359,6 +363,7 @@ class _AsyncConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             _tune(sock)
+            self._descriptor = sock.fileno()
 
     def data_received(self, data: bytes) -> None:
         self._received.append(data)
@@ -382,6 +387,8 @@ class _AsyncConnection(asyncio.Protocol):
             and not self._received
             and self._loop is asyncio.get_running_loop()
             and time.monotonic() - self.idle_since <= _MAX_IDLE
+            # The loop may have been busy, and not yet told us of the end.
+            and not _readable(self._descriptor)
         )
 
     def send(self, data: bytes) -> None:

@@ -27,7 +27,9 @@ def may_retry(error: CoveError, *, repeatable: bool, wait_capacity: bool = False
     if isinstance(error, TransportError):
         return repeatable or not error.sent
     if isinstance(error, Unavailable):
-        return True  # the server refused it before doing anything
+        # Mostly refused before anything was done; but a server that drains also
+        # cuts off what it is in the middle of.
+        return repeatable
     return wait_capacity and isinstance(error, NoCapacity)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
+from fractions import Fraction
 from typing import Any, Optional, Union
 
 from .errors import InvalidArgument
@@ -18,41 +19,30 @@ Size = Union[int, str]
 Seconds = Union[int, float, timedelta]
 """A length of time in seconds, or a timedelta."""
 
-# "512M" is refused on purpose: it is 512 MiB to Docker and 512 MB to Kubernetes.
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-    "ki": 1 << 10,
-    "mi": 1 << 20,
-    "gi": 1 << 30,
-    "ti": 1 << 40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-}
+# The same units as the server's. "512M" is refused on purpose: it is 512 MiB to
+# Docker and 512 MB to Kubernetes.
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtpe", start=1):
+    _UNITS[_letter + "b"] = 1000**_power
+    _UNITS[_letter + "ib"] = 1024**_power
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(field: str, value: Size) -> int:
     """Bytes of a size; InvalidArgument naming the field if it is none."""
     if isinstance(value, int) and not isinstance(value, bool):
-        if value < 0:
-            raise InvalidArgument(f"{field}: {value} is negative", field=field)
-        return value
-    if isinstance(value, str):
-        m = _SIZE.fullmatch(value)
-        if m and m.group(2).lower() in _UNITS:
-            number, unit = m.group(1), _UNITS[m.group(2).lower()]
-            return int(number) * unit if "." not in number else round(float(number) * unit)
+        if value >= 0:
+            return value
+    elif isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        unit = _UNITS.get(match.group(2).lower()) if match else None
+        if match and unit and (unit > 1 or "." not in match.group(1)):
+            # A fraction, because 1.1 in a float times 2^40 is off by bytes.
+            return int(Fraction(match.group(1)) * unit)
     raise InvalidArgument(
         f"{field}: {value!r} is not a size",
         field=field,
-        hint='give bytes as an int, or a string with a unit: "512MiB", "1.5GiB", "2GB"',
+        hint='give bytes as an int, powers of 1024 ("512MiB", "1.5GiB") or of 1000 ("512MB", "1GB")',
     )
 
 

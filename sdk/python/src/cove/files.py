@@ -19,7 +19,7 @@ from ._tar import CHUNK, Unpacker, pack
 from ._values import Size, parse_size
 from ._wire import AsyncReply, NoAnswer, Reply, Request
 from .client import AsyncClient, Client, read_all
-from .errors import CoveError, Internal, InvalidArgument, NotFound, TransportError
+from .errors import CoveError, InvalidArgument, NotFound, TransportError
 from .models import FileEvent, FileInfo, FileList
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ _MAX_DIRECTORY = 10 << 30
 
 
 class Files:
-    """The files of one sandbox. Relative paths start at the image's working directory."""
+    """The files of one sandbox. Paths are absolute."""
 
     def __init__(self, client: Client, sandbox_id: str) -> None:
         self._client, self._id = client, sandbox_id
@@ -53,8 +53,7 @@ class Files:
 
         def attempt() -> bytes:
             reply = self._client.content(request)
-            _check_range(reply.status, request)
-            return b"".join(reply.chunks())
+            return _part(reply.status, b"".join(reply.chunks()), offset, length)
 
         return self._client.retrying(attempt, repeatable=True)
 
@@ -167,7 +166,7 @@ class Files:
 
         return self._client.retrying(attempt, repeatable=True)
 
-    def list(self, path: str = ".", *, depth: int = 1, limit: int = 10000) -> FileList:
+    def list(self, path: str, *, depth: int = 1, limit: int = 10000) -> FileList:
         """The entries of a directory, down to a depth."""
         return self._client.call(_calls.list_files(self._id, path, depth, limit))
 
@@ -266,7 +265,7 @@ class Watch:
 
 
 class AsyncFiles:
-    """The files of one sandbox. Relative paths start at the image's working directory."""
+    """The files of one sandbox. Paths are absolute."""
 
     def __init__(self, client: AsyncClient, sandbox_id: str) -> None:
         self._client, self._id = client, sandbox_id
@@ -285,8 +284,7 @@ class AsyncFiles:
 
         async def attempt() -> bytes:
             reply = await self._client.content(request)
-            _check_range(reply.status, request)
-            return await read_all(reply)
+            return _part(reply.status, await read_all(reply), offset, length)
 
         return await self._client.retrying(attempt, repeatable=True)
 
@@ -381,7 +379,7 @@ class AsyncFiles:
 
         return await self._client.retrying(attempt, repeatable=True)
 
-    async def list(self, path: str = ".", *, depth: int = 1, limit: int = 10000) -> FileList:
+    async def list(self, path: str, *, depth: int = 1, limit: int = 10000) -> FileList:
         """The entries of a directory, down to a depth."""
         return await self._client.call(_calls.list_files(self._id, path, depth, limit))
 
@@ -573,9 +571,11 @@ def _get_file(
     return client._settings.content("GET", sandbox_id, "files", {"path": path}, headers=headers)
 
 
-def _check_range(status: int, request: Request) -> None:
-    if status != 206 and any(name == "range" for name, _ in request.headers):
-        raise Internal("the server ignored the range of a read")
+def _part(status: int, body: bytes, offset: int, length: Optional[int]) -> bytes:
+    """A file that does not know its size, as in /proc, comes whole even when a part was asked for."""
+    if status == 206 or (not offset and length is None):
+        return body
+    return body[offset:] if length is None else body[offset : offset + length]
 
 
 def _put_file(
