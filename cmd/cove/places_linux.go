@@ -1,4 +1,4 @@
-//go:build linux && cove_wip
+//go:build linux
 
 package main
 
@@ -87,7 +87,8 @@ func openDriver(ctx context.Context, c cli.ServeConfig, at places, log *slog.Log
 	switch c.Runtime {
 	case "fake":
 		log.Warn("the fake runtime isolates nothing: code in a sandbox runs on this machine as this user")
-		return fakeDriver{fake.NewHost(at.fake(), fake.Options{})}.open(), nil
+		host := fake.NewHost(at.fake(), fake.Options{})
+		return fakeDriver{host.Open(), host}, nil
 	case "gvisor", "":
 	default:
 		return nil, sandbox.InvalidField("runtime", "%q; gvisor is the one there is", c.Runtime)
@@ -105,18 +106,12 @@ func openDriver(ctx context.Context, c cli.ServeConfig, at places, log *slog.Log
 }
 
 // fakeDriver ends its kernels with the process: they live in it.
-type fakeDriver struct{ host *fake.Host }
-
-func (f fakeDriver) open() runtime.Driver {
-	return struct {
-		*fake.Driver
-		closer
-	}{f.host.Open(), f.host.Close}
+type fakeDriver struct {
+	*fake.Driver
+	host *fake.Host
 }
 
-type closer func() error
-
-func (c closer) Close() error { return c() }
+func (f fakeDriver) Close() error { return f.host.Close() }
 
 // firstKey leaves a usable key in the key file. A crash between making a key
 // and writing it down leaves one nobody knows; unused, it is made again.

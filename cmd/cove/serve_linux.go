@@ -1,4 +1,4 @@
-//go:build linux && cove_wip
+//go:build linux
 
 package main
 
