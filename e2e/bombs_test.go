@@ -1,0 +1,256 @@
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cove-sandbox/cove/e2e/world"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+var bombs = []scenario{
+	{"fork bomb", forkBomb},
+	{"fork bomb whose first process has left", orphanForkBomb},
+	{"thread bomb", threadBomb},
+	{"memory bomb", memoryBomb},
+	{"memory bomb in a child", memoryBombChild},
+	{"memory bomb in shared memory", shmBomb},
+	{"disk filler", diskFiller},
+	{"inode filler", inodeFiller},
+	{"more disk than memory", moreDiskThanMemory},
+}
+
+func forkBomb(t *testing.T, w *world.World) {
+	spec := world.Small()
+	spec.Resources.Pids = 200
+	b := w.Create(t, spec)
+	r := b.Python(t, `
+import os
+while True:
+    try: os.fork()
+    except OSError: pass
+`, 4*time.Second)
+	r.WantCause(t, sandbox.Deadline)
+	// The deadline took the whole tree, so there is room again.
+	world.Eventually(t, time.Minute, "the bomb's processes are gone", func() bool {
+		_, tasks := b.Tasks(t)
+		return len(tasks) < 10
+	})
+	if got := b.Must(t, "echo alive"); got != "alive" {
+		t.Errorf("after the bomb an exec answered %q", got)
+	}
+}
+
+// The bash one-liner: its main process ends at once, so no deadline ever
+// comes. The sandbox may be useless, but it can be reset.
+func orphanForkBomb(t *testing.T, w *world.World) {
+	spec := world.Small()
+	spec.Resources.Pids = 200
+	b := w.Create(t, spec)
+	r := b.Exec(t, sandbox.ProcessSpec{Command: ":(){ :|:& };:", User: "root", Timeout: 20 * time.Second})
+	r.WantCause(t, sandbox.Exited, sandbox.Deadline, sandbox.Signalled)
+	world.Eventually(t, time.Minute, "the bomb has gone off", func() bool {
+		_, tasks := b.Tasks(t)
+		return len(tasks) > 30
+	})
+	b.WantRunning(t)
+	if sb := b.Reset(t); sb.Episode != 2 {
+		t.Errorf("episode %d after one reset", sb.Episode)
+	}
+	_, tasks := b.Tasks(t)
+	if len(tasks) > 5 {
+		t.Errorf("%d processes survived the reset: %v", len(tasks), tasks)
+	}
+	if got := b.Must(t, "echo alive"); got != "alive" {
+		t.Errorf("after the reset an exec answered %q", got)
+	}
+}
+
+func threadBomb(t *testing.T, w *world.World) {
+	spec := world.Small()
+	spec.Resources.Pids = 200
+	b := w.Create(t, spec)
+	r := b.Python(t, `
+import threading, time
+threading.stack_size(64*1024)
+n = 0
+try:
+    while True:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        n += 1
+except RuntimeError as e:
+    print(n, flush=True)
+import os; os._exit(0)
+`, 30*time.Second)
+	r.WantExit(t, 0)
+	var n int
+	if _, err := fmt.Sscan(string(r.Out), &n); err != nil || n > 200 {
+		t.Errorf("%d threads with a limit of 200 (%v)", n, err)
+	}
+}
+
+// wantOOM demands that the sandbox ended over its memory, and that the exec
+// that did it was told so and not left hanging.
+func wantOOM(t *testing.T, b *world.Box, r world.Result, err error) {
+	t.Helper()
+	b.WantEnd(t, time.Minute, sandbox.OOM)
+	switch {
+	case err == nil:
+		r.WantCause(t, sandbox.OOM)
+	case !errors.Is(err, sandbox.ErrEnded) || !strings.Contains(err.Error(), "oom"):
+		t.Errorf("the exec failed with %v, want an end by oom", err)
+	}
+	if _, err := b.TryExec(t.Context(), sandbox.ProcessSpec{Command: "true"}); !errors.Is(err, sandbox.ErrEnded) {
+		t.Errorf("an exec after the end gave %v, want %s", err, sandbox.Ended)
+	}
+}
+
+func memoryBomb(t *testing.T, w *world.World) {
+	spec := world.Small()
+	spec.Resources.MemoryLimit = 128 * sandbox.MiB
+	b := w.Create(t, spec)
+	r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{User: "root", Args: []string{"python3", "-c", `
+hoard = []
+while True: hoard.append(bytearray(b'x' * (1 << 20)))
+`}})
+	wantOOM(t, b, r, err)
+}
+
+func memoryBombChild(t *testing.T, w *world.World) {
+	spec := world.Small()
+	spec.Resources.Memory, spec.Resources.MemoryLimit = 64*sandbox.MiB, 128*sandbox.MiB
+	b := w.Create(t, spec)
+	r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{User: "root", Command: `python3 -c '
+hoard = []
+while True: hoard.append(bytearray(b"x" * (1 << 20)))
+' & wait; sleep 1000`})
+	wantOOM(t, b, r, err)
+}
+
+// /dev/shm is memory too, and no process's own: it must not be a way around.
+func shmBomb(t *testing.T, w *world.World) {
+	spec := world.Small()
+	spec.Resources.MemoryLimit = 128 * sandbox.MiB
+	b := w.Create(t, spec)
+	r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{User: "root", Timeout: time.Minute,
+		Command: "head -c 2G /dev/zero > /dev/shm/hoard"})
+	if err == nil && r.End.Cause == sandbox.Exited && r.End.ExitCode != 0 && strings.Contains(string(r.Err), "No space left") {
+		b.WantRunning(t) // a size limit on /dev/shm is as good
+		return
+	}
+	wantOOM(t, b, r, err)
+}
+
+func diskFiller(t *testing.T, w *world.World) {
+	const disk = 256 * sandbox.MiB
+	spec := world.Small()
+	spec.Resources.Disk = disk
+	before := w.DiskUsed()
+	b := w.Create(t, spec)
+	r := b.Root(t, "head -c 2G /dev/zero | tr '\\0' x > /fill")
+	r.WantExit(t, 1)
+	if !strings.Contains(string(r.Err), "No space left on device") {
+		t.Errorf("the filler was told %q", r.Err)
+	}
+	if used := b.Stats(t).DiskUsed; used < disk/2 || used > disk+16*sandbox.MiB {
+		t.Errorf("%d bytes of disk are used with a limit of %d", used, disk)
+	}
+	// It is full, not broken: calls are answered, and say why they fail.
+	_, _, err := b.Read(t.Context(), "/etc/hostname")
+	if err != nil {
+		t.Errorf("reading a file on a full disk: %v", err)
+	}
+	big := strings.NewReader(strings.Repeat("x", 1<<20))
+	err = w.Client().Upload(t.Context(), b.ID, "/more", big, 1<<20, sandbox.WriteOptions{User: "root"})
+	if !errors.Is(err, sandbox.ErrDiskFull) {
+		t.Errorf("writing a file on a full disk gave %v, want %s", err, sandbox.DiskFull)
+	}
+	if got := b.Must(t, "rm /fill && echo x > /again && cat /again"); got != "x" {
+		t.Errorf("after making room: %q", got)
+	}
+	b.Must(t, "head -c 200M /dev/zero | tr '\\0' x > /fill")
+	if _, err := b.TryKill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	world.Eventually(t, 30*time.Second, "the host has its space back", func() bool {
+		return w.DiskUsed() < before+32*sandbox.MiB
+	})
+}
+
+// Inodes of the writable layer cost the kernel memory, so the filler meets
+// either a limit on their number or its memory limit.
+func inodeFiller(t *testing.T, w *world.World) {
+	spec := world.Small()
+	spec.Resources.MemoryLimit = 128 * sandbox.MiB
+	b := w.Create(t, spec)
+	r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{User: "root", Timeout: 90 * time.Second, Args: []string{"python3", "-c", `
+import os, sys
+os.makedirs('/fill')
+try:
+    for d in range(10000):
+        os.mkdir('/fill/%d' % d)
+        for i in range(1000):
+            os.close(os.open('/fill/%d/%d' % (d, i), os.O_CREAT | os.O_WRONLY))
+except OSError as e:
+    sys.exit(str(e))
+`}})
+	switch {
+	case err == nil && r.End.Cause == sandbox.Exited:
+		if !strings.Contains(string(r.Err), "No space left") {
+			t.Errorf("the filler ended with %q", r.Err)
+		}
+		b.WantRunning(t)
+	case err == nil && r.End.Cause == sandbox.Deadline: // a slow machine: nothing filled yet, nothing broken
+		b.WantRunning(t)
+		b.Must(t, "echo alive")
+	default:
+		wantOOM(t, b, r, err)
+	}
+}
+
+// A sandbox with 512 MiB of memory writes 3 GiB to / and reads them back.
+func moreDiskThanMemory(t *testing.T, w *world.World) {
+	const chunks, chunk = 768, 4 << 20
+	spec := world.Small()
+	spec.Resources.Memory, spec.Resources.MemoryLimit, spec.Resources.Disk = 512*sandbox.MiB, 512*sandbox.MiB, 4*sandbox.GiB
+	b := w.Create(t, spec)
+	r := b.Python(t, fmt.Sprintf(`
+import hashlib, os
+body = bytes(range(256)) * (%[2]d // 256)
+with open('/big', 'wb', buffering=0) as f:
+    for i in range(%[1]d):
+        f.write(i.to_bytes(8, 'little') + body[8:])
+    os.fsync(f.fileno())
+h = hashlib.sha256()
+with open('/big', 'rb', buffering=0) as f:
+    while True:
+        c = f.read(%[2]d)
+        if not c: break
+        h.update(c)
+print(os.stat('/big').st_size, h.hexdigest())
+`, chunks, chunk), 5*time.Minute)
+	r.WantExit(t, 0)
+	body := make([]byte, chunk)
+	for i := range body {
+		body[i] = byte(i)
+	}
+	h := sha256.New()
+	for i := range uint64(chunks) {
+		binary.LittleEndian.PutUint64(body, i)
+		h.Write(body)
+	}
+	want := fmt.Sprintf("%d %s\n", int64(chunks)*chunk, hex.EncodeToString(h.Sum(nil)))
+	if string(r.Out) != want {
+		t.Errorf("read back %q, want %q", r.Out, want)
+	}
+	st := b.Stats(t)
+	if st.DiskUsed < 3*sandbox.GiB || st.Memory > 512*sandbox.MiB {
+		t.Errorf("stats after it: %+v", st)
+	}
+}

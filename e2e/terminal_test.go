@@ -1,0 +1,148 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cove-sandbox/cove/e2e/world"
+	"github.com/cove-sandbox/cove/internal/testbin"
+)
+
+const cliWithin = time.Minute
+
+// screen is a terminal with a shell in it, and on that shell's screen whatever
+// cove exec -it shows: tmux is the only client here that behaves like a person
+// at a terminal emulator.
+type screen struct {
+	t      *testing.T
+	socket string
+}
+
+func newScreen(t *testing.T, w *world.World) *screen {
+	t.Helper()
+	s := &screen{t: t, socket: filepath.Join(t.TempDir(), "tmux")}
+	bin := filepath.Dir(testbin.Cove(t))
+	rc := filepath.Join(filepath.Dir(s.socket), "rc")
+	content := fmt.Sprintf("export PATH=%s:$PATH COVE_URL=%s COVE_KEY=%s COVE_DATA=%s\nPS1='outer> '\n", bin, w.URL(), w.Key(), w.Dir)
+	if err := os.WriteFile(rc, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.tmux("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", "bash --noprofile --rcfile "+rc)
+	t.Cleanup(func() {
+		_ = exec.Command("tmux", "-S", s.socket, "kill-server").Run() // a test may have ended it
+	})
+	s.tmux("set", "-g", "status", "off")
+	s.tmux("resize-window", "-x", "100", "-y", "30")
+	s.shows("outer> ")
+	return s
+}
+
+func (s *screen) tmux(args ...string) string {
+	s.t.Helper()
+	cmd := exec.Command("tmux", append([]string{"-S", s.socket}, args...)...)
+	cmd.Env = append(os.Environ(), "TERM=xterm-256color", "LANG=C.UTF-8")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("tmux %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// types sends a line; keys sends keys by name (C-c).
+func (s *screen) types(line string) {
+	s.t.Helper()
+	s.tmux("send-keys", "-l", line)
+	s.tmux("send-keys", "Enter")
+}
+
+func (s *screen) keys(names ...string) {
+	s.t.Helper()
+	s.tmux(append([]string{"send-keys"}, names...)...)
+}
+
+// shows waits until a line of the screen is text, or begins with it.
+func (s *screen) shows(text string) {
+	s.t.Helper()
+	var now string
+	deadline := time.Now().Add(cliWithin)
+	for time.Now().Before(deadline) {
+		now = s.tmux("capture-pane", "-p", "-S", "-200")
+		for _, l := range strings.Split(now, "\n") {
+			if strings.HasPrefix(l, text) {
+				return
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	s.t.Fatalf("the screen does not show %q but\n%s", text, now)
+}
+
+// TestTerminal is cove exec -it at a real terminal.
+func TestTerminal(t *testing.T) {
+	w := world.New(t, world.Options{})
+	b := w.Create(t, world.Small())
+	s := newScreen(t, w)
+
+	s.types("cove exec -it -e PS1='inner$ ' " + b.ID + " -- bash --norc --noprofile")
+	s.shows("inner$")
+	s.types("echo sum=$((6*7)); tty; echo $TERM")
+	s.shows("sum=42")
+	s.shows("/dev/pts/")
+	s.types("stty size")
+	s.shows("30 100")
+	// Another size while it runs.
+	s.tmux("resize-window", "-x", "120", "-y", "40")
+	s.types("sleep 0.5; stty size; echo cols=$(tput cols 2>/dev/null || stty size | cut -d' ' -f2)")
+	s.shows("40 120")
+	// Ctrl-C goes to the program, not to cove.
+	s.types("echo sleeping; sleep 1000")
+	s.shows("sleeping")
+	s.keys("C-c")
+	s.types("echo code=$?")
+	s.shows("code=130")
+	// So do Ctrl-Z and job control.
+	s.types("sleep 2000")
+	time.Sleep(500 * time.Millisecond) // bash must have started it, and shows nothing when it has
+	s.keys("C-z")
+	s.shows("[1]+  Stopped")
+	s.types("kill %1; wait; echo jobs-done")
+	s.shows("jobs-done")
+	// Line editing: cursor keys and deletion reach the shell inside.
+	s.tmux("send-keys", "-l", "echo edXit")
+	s.keys("Left", "Left", "BSpace", "Enter")
+	s.shows("edit")
+	s.types("python3 -c 'import getpass; print(\"got\", len(getpass.getpass(\"pw? \")))'")
+	s.shows("pw?")
+	s.types("hidden7")
+	s.shows("got 7")
+	// The program's exit code is cove's, and the terminal is as it was.
+	s.types("exit 5")
+	s.shows("outer> ")
+	s.types("echo outer-code=$?")
+	s.shows("outer-code=5")
+	s.types("stty -a | grep -o -w -e '-\\?icanon' -e '-\\?isig' -e '-\\?echo' -e '-\\?opost' | sort | tr '\\n' ' '; echo end")
+	s.shows("echo icanon isig opost end")
+	if strings.Contains(s.tmux("capture-pane", "-p", "-S", "-200"), "hidden7") {
+		t.Error("a password was echoed")
+	}
+	// Killed from outside, too.
+	s.types("clear; cove exec -it -e PS1='second$ ' " + b.ID + " -- bash --norc --noprofile")
+	s.shows("second$")
+	if _, err := b.TryKill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.types("") // whatever state it is in
+	s.types("echo after=$?x")
+	s.shows("after=")
+	s.types("stty -a | grep -o -w -e '-\\?icanon' -e '-\\?echo' | sort | tr '\\n' ' '; echo end2")
+	s.shows("echo icanon end2")
+	// Not at a terminal it says so.
+	if r := w.CLI(t, "exec", "-it", b.ID, "--", "bash"); r.Code != 125 || !strings.Contains(r.Stderr+"", "terminal") && !strings.Contains(r.Stderr, "ended") {
+		t.Errorf("exec -it without a terminal: %d %q", r.Code, r.Stderr)
+	}
+}
