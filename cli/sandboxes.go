@@ -234,28 +234,27 @@ removing one that has ended succeeds. Prints the ids removed.`,
 }
 
 // killAll removes sandboxes, eight at a time: a teardown is a few milliseconds
-// of kernel work, so more at once gains nothing. The first error is returned
-// after all were tried.
+// of kernel work, so more at once gains nothing. All are tried; the first
+// error in order is returned.
 func (a *app) killAll(ctx context.Context, ids []string) (removed []string, err error) {
-	var mu sync.Mutex // guards removed, err
+	errs := make([]error, len(ids))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
-	for _, id := range ids {
-		wg.Add(1)
+	for i, id := range ids {
 		slots <- struct{}{}
-		go func() {
-			defer func() { <-slots; wg.Done() }()
-			_, kerr := a.api.Sandboxes.Kill(ctx, connect.NewRequest(&covev1.KillRequest{Id: id}))
-			mu.Lock()
-			defer mu.Unlock()
-			if kerr == nil {
-				removed = append(removed, id)
-			} else if err == nil {
-				err = kerr
-			}
-		}()
+		wg.Go(func() {
+			_, errs[i] = a.api.Sandboxes.Kill(ctx, connect.NewRequest(&covev1.KillRequest{Id: id}))
+			<-slots
+		})
 	}
 	wg.Wait()
+	for i, e := range errs {
+		if e == nil {
+			removed = append(removed, ids[i])
+		} else if err == nil {
+			err = e
+		}
+	}
 	return removed, err
 }
 

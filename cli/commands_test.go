@@ -1,0 +1,305 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+func TestCreatePrintsTheIDAndSendsWhatWasAsked(t *testing.T) {
+	f := newFakeAPI(t)
+	f.cove(t, settings{env: map[string]string{"TOKEN": "t0p"}}, "create", "--image", "python:3.12", "--cpu", "0.5", "--memory", "1GiB", "--memory-limit", "2g",
+		"--disk", "1.5GiB", "--pids", "100", "--timeout", "1h30m", "--idle-timeout", "90", "--env", "A=b=c", "-e", "TOKEN", "--label", "run=7", "--idempotency-key", "k").
+		want(t, 0, "sb1\n")
+	want := &covev1.CreateSandboxRequest{IdempotencyKey: "k", Spec: &covev1.SandboxSpec{
+		Image:     "python:3.12",
+		Resources: &covev1.Resources{Cpu: 0.5, Memory: 1 << 30, MemoryLimit: 2 << 30, Disk: 3 << 29, Pids: 100},
+		Env:       map[string]string{"A": "b=c", "TOKEN": "t0p"}, Labels: map[string]string{"run": "7"},
+		Timeout: durationpb.New(90 * time.Minute), IdleTimeout: durationpb.New(90 * time.Second),
+	}}
+	if !proto.Equal(f.created[0], want) {
+		t.Errorf("sent %v\nwant %v", f.created[0], want)
+	}
+}
+
+func TestCreateLeavesDefaultsToTheServer(t *testing.T) {
+	f := newFakeAPI(t)
+	f.cove(t, settings{}, "create").want(t, 0, "sb1\n")
+	spec := f.created[0].GetSpec()
+	if spec.GetImage() != "" || spec.GetTimeout() != nil || spec.GetResources().GetMemory() != 0 {
+		t.Errorf("sent %v", spec)
+	}
+}
+
+func TestJSONOfASandbox(t *testing.T) {
+	f := newFakeAPI(t)
+	s := f.addSandbox("abc", map[string]string{"run": "7"})
+	s.CreatedAt = timestamppb.New(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	s.ExpiresAt = timestamppb.New(time.Date(2026, 1, 2, 4, 4, 5, 0, time.UTC))
+	s.Spec.Timeout = durationpb.New(time.Hour)
+	s.State, s.End = covev1.SandboxState_SANDBOX_STATE_ENDED, &covev1.End{Cause: "oom", Detail: "over <512MiB>"}
+	f.cove(t, settings{}, "ls", "--all", "--json").want(t, 0, `[
+  {
+    "id": "abc",
+    "state": "ended",
+    "image": "base",
+    "image_id": "sha256:abc",
+    "node": "n1",
+    "episode": 1,
+    "cpu": 1,
+    "memory": 536870912,
+    "memory_limit": 536870912,
+    "disk": 10737418240,
+    "pids": 4096,
+    "labels": {
+      "run": "7"
+    },
+    "timeout_s": 3600,
+    "created_at": "2026-01-02T03:04:05Z",
+    "expires_at": "2026-01-02T04:04:05Z",
+    "end": {
+      "cause": "oom",
+      "detail": "over <512MiB>"
+    }
+  }
+]
+`)
+}
+
+func TestListsAreNeverNull(t *testing.T) {
+	f := newFakeAPI(t)
+	for _, args := range [][]string{{"ls"}, {"image", "ls"}, {"key", "ls"}, {"stats"}, {"rm", "--all"}} {
+		f.cove(t, settings{}, append(args, "--json")...).want(t, 0, "[]\n")
+	}
+}
+
+func TestListShowsEveryPageAligned(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("aaa", nil)
+	f.addSandbox("bbbbbb", map[string]string{"z": "1", "a": "2"})
+	f.addSandbox("c", nil).ExpiresAt = timestamppb.New(time.Now().Add(90*time.Minute + 30*time.Second))
+	f.cove(t, settings{}, "ls").want(t, 0, ""+
+		"ID      IMAGE  STATE    AGE  CPU  MEMORY  EXPIRES   LABELS\n"+
+		"aaa     base   running  1h   1    512MiB  never     -\n"+
+		"bbbbbb  base   running  1h   1    512MiB  never     a=2,z=1\n"+
+		"c       base   running  1h   1    512MiB  in 1h30m  -\n")
+	f.cove(t, settings{}, "ls", "-q").want(t, 0, "aaa\nbbbbbb\nc\n")
+	f.cove(t, settings{}, "ls", "-q", "-l", "run=7")
+	if got := f.listed[len(f.listed)-1].GetLabels(); got["run"] != "7" {
+		t.Errorf("labels sent: %v", got)
+	}
+}
+
+func TestATerminalIsSafeFromWhatSandboxesSay(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc", nil)
+	f.cove(t, settings{}, "ps", "abc").want(t, 0, ""+
+		"PID  PPID  UID   STATE  EXEC  COMMAND\n"+
+		"1    0     0     S      -     init\n"+
+		`7    1     1000  R      e1    evil \x1b]0;title\x07`+"\n")
+	for in, want := range map[string]string{
+		"plain äöü €": "plain äöü €", "a\nb\tc": "a b c", "\x1b[2J": `\x1b[2J`, "\x9b": `\x9b`, "\xff": `\xff`, "\u202e": `\u202e`, "\u009b": `\x9b`,
+	} {
+		if got := escape(in); got != want {
+			t.Errorf("escape(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestAnIDMayBeShortened(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc1", nil)
+	f.addSandbox("abc2", nil)
+	f.addSandbox("abcd", nil)
+	f.addSandbox("abc", nil) // exact beats prefix
+	f.cove(t, settings{}, "reset", "abc").want(t, 0, "abc\n", "episode 2, 2ms")
+	f.cove(t, settings{}, "reset", "abcd").want(t, 0, "abcd\n", "episode 2")
+	f.cove(t, settings{}, "reset", "abc1").want(t, 0, "abc1\n", "episode 2")
+	f.cove(t, settings{}, "reset", "ab").want(t, 2, "", `"ab" is the start of more than one sandbox id`, "abc1, abc2, abcd, abc")
+	f.cove(t, settings{}, "reset", "x").want(t, 1, "", "cove: no sandbox x", "hint: 'cove ls'")
+	f.cove(t, settings{}, "reset", "../x").want(t, 2, "", `"../x" is not a sandbox id`)
+}
+
+func TestRemove(t *testing.T) {
+	f := newFakeAPI(t)
+	for _, id := range []string{"a1", "b1", "c1", "d1"} {
+		f.addSandbox(id, map[string]string{"id": id})
+	}
+	f.cove(t, settings{}, "rm", "a1", "nope").want(t, 1, "", "no sandbox nope")
+	if len(f.killed) != 0 {
+		t.Fatalf("a typo removed %v", f.killed)
+	}
+	f.cove(t, settings{}, "rm", "a", "b1").want(t, 0, "a1\nb1\n")
+	f.cove(t, settings{}, "rm", "--label", "id=c1").want(t, 0, "c1\n")
+	for _, args := range [][]string{{"rm"}, {"rm", "--all", "a1"}, {"rm", "--all", "--label", "a=b"}} {
+		f.cove(t, settings{}, args...).want(t, 2, "", "name sandboxes, or give --label, or --all")
+	}
+	got := f.cove(t, settings{}, "rm", "--all")
+	if got.code != 0 || !strings.Contains(got.stdout, "d1") || strings.Contains(got.stdout, "a1") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestStatsTimeoutInfo(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc", nil)
+	f.cove(t, settings{}, "stats").want(t, 0, "ID   CPU TIME  MEMORY  PEAK   DISK  PROCESSES\nabc  1.5s      9MiB    20MiB  1MiB  3\n")
+	f.cove(t, settings{}, "stats", "abc", "--json").want(t, 0, `[
+  {
+    "id": "abc",
+    "cpu_time_s": 1.5,
+    "memory": 9437184,
+    "memory_peak": 20971520,
+    "disk_used": 1048576,
+    "processes": 3
+  }
+]
+`)
+	f.cove(t, settings{}, "timeout", "abc", "0").want(t, 0, "never\n")
+	f.cove(t, settings{}, "timeout", "abc", "soon").want(t, 2, "", `"soon" is not a duration`)
+	if got := f.cove(t, settings{}, "info"); got.code != 0 || !strings.Contains(got.stdout, "1 of 2000") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestImagesAndKeys(t *testing.T) {
+	f := newFakeAPI(t)
+	f.images = []*covev1.Image{{Id: "sha256:" + strings.Repeat("a", 64), Names: []string{"base", "debian"}, Size: 200 << 20, Source: "debian", Platform: "linux/amd64",
+		CreatedAt: timestamppb.New(time.Now().Add(-48 * time.Hour))}}
+	f.keys = []*covev1.Key{{Id: "k1", Name: "first", CreatedAt: timestamppb.New(time.Now().Add(-time.Minute))}}
+	f.cove(t, settings{}, "image", "ls").want(t, 0, "NAME          ID            SIZE    SOURCE  AGE\nbase, debian  aaaaaaaaaaaa  200MiB  debian  2d\n")
+	f.cove(t, settings{}, "image", "pull", "python:3.12").want(t, 0, "sha256:"+strings.Repeat("2", 64)+"\n", "resolve", "download")
+	f.cove(t, settings{stdin: strings.NewReader("tar")}, "image", "import", "mine", "-", "--json").want(t, 0, `{
+  "id": "sha256:`+strings.Repeat("1", 64)+`",
+  "names": [
+    "mine"
+  ],
+  "size": 3,
+  "source": "tar",
+  "platform": ""
+}
+`)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.cove(t, settings{}, "image", "import", "mine", dir).want(t, 0, "sha256:"+strings.Repeat("1", 64)+"\n")
+	f.cove(t, settings{}, "image", "inspect", "bse").want(t, 1, "", "cove: no image 'bse'", "hint: did you mean 'base'?")
+	f.cove(t, settings{}, "image", "prune", "--dry-run").want(t, 0, "sha256:dead\n", "would free 3MiB")
+	f.cove(t, settings{}, "image", "rm", "debian").want(t, 0, "debian\n")
+	f.cove(t, settings{}, "key", "create", "ci").want(t, 0, "cove_secret\n", "key k1")
+	f.cove(t, settings{}, "key", "ls").want(t, 0, "ID  NAME   AGE  LAST USED\nk1  first  1m   never\n")
+	f.cove(t, settings{}, "key", "revoke", "k1").want(t, 0, "k1\n")
+}
+
+func TestErrorsSayWhatToDo(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc", nil)
+	f.fail["Sandboxes/Create"] = &sandbox.Error{Class: sandbox.NoCapacity, Op: "sandbox.create", Msg: "no memory left", RetryAfter: 3 * time.Second}
+	f.cove(t, settings{}, "create").want(t, 1, "", "cove: no memory left", "hint: try again in 3s")
+	f.fail["Sandboxes/Create"] = sandbox.InvalidField("spec.resources.memory", "at least 16 MiB").WithHint("write 512MiB")
+	f.cove(t, settings{}, "create", "--memory", "5").want(t, 1, "", "cove: spec.resources.memory: at least 16 MiB", "hint: write 512MiB")
+	f.cove(t, settings{}, "create", "--memory", "5X").want(t, 2, "", `"5X" is not a size; write it like 512MiB`)
+	f.cove(t, settings{env: map[string]string{"COVE_KEY": "wrong"}}, "ls").want(t, 1, "", "does not know this API key (from COVE_KEY)", "hint: set COVE_KEY")
+	f.cove(t, settings{env: map[string]string{"COVE_KEY": ""}}, "ls").want(t, 1, "", "no API key: COVE_KEY is not set")
+	f.cove(t, settings{}, "sl").want(t, 2, "", `unknown command "sl"`, "did you mean 'cove ls'?")
+	f.cove(t, settings{}, "creat").want(t, 2, "", "did you mean 'cove create'?")
+	f.cove(t, settings{}, "frobnicate").want(t, 2, "", "'cove --help' lists the commands")
+	f.cove(t, settings{}, "image", "pul", "x").want(t, 2, "", "did you mean 'cove image pull'?")
+	f.cove(t, settings{}, "ls", "--nope").want(t, 2, "", "unknown flag: --nope", "usage: cove ls")
+	f.cove(t, settings{}, "--url", "127.0.0.1:7777", "ls").want(t, 2, "", "is not the URL of a server")
+
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := "http://" + ln.Addr().String()
+	ln.Close()
+	f.cove(t, settings{}, "--url", dead, "ls").want(t, 1, "", "cove: no Cove server at "+dead, "'make start' or 'cove serve'")
+	f.cove(t, settings{}, "--url", dead, "run", "--", "ls").want(t, 125, "", "no Cove server")
+}
+
+func TestTheLocalServerIsFoundByItsFiles(t *testing.T) {
+	f := newFakeAPI(t)
+	data := t.TempDir()
+	for name, content := range map[string]string{"key": "right\n", "url": f.url + "\n"} {
+		if err := os.WriteFile(filepath.Join(data, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env := map[string]string{"COVE_URL": "", "COVE_KEY": "", "COVE_DATA": data}
+	f.cove(t, settings{env: env}, "ls", "--json").want(t, 0, "[]\n")
+	want := "export COVE_URL='" + f.url + "'\nexport COVE_KEY='right'\n"
+	f.cove(t, settings{env: env}, "env").want(t, 0, want)
+	f.cove(t, settings{env: map[string]string{"COVE_KEY": "other"}}, "env", "--data", data).want(t, 0, want)
+	f.cove(t, settings{}, "env", "--data", t.TempDir()).want(t, 2, "", "cannot read")
+	f.cove(t, settings{env: map[string]string{"COVE_KEY": "wrong"}}, "--key-file", filepath.Join(data, "key"), "ls", "--json").want(t, 0, "[]\n")
+	if got := shellQuote("a'b"); got != `'a'\''b'` {
+		t.Errorf("shellQuote: %s", got)
+	}
+}
+
+func TestCompletionKnowsSandboxesAndImages(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc1", map[string]string{"run": "7"})
+	f.addSandbox("abd2", nil)
+	f.images = []*covev1.Image{{Names: []string{"base", "python:3.12"}}}
+	for _, c := range []struct{ args, want string }{
+		{"exec a", "abc1\tbase run=7\nabd2\tbase\n:4\n"},
+		{"rm abc1 abd", "abd2\tbase\n:4\n"},
+		{"cp ab", "abc1:\tbase run=7\nabd2:\tbase\n:2\n"},
+		{"create --image py", "python:3.12\n:4\n"},
+		{"ls x", ":4\n"},
+	} {
+		got := f.cove(t, settings{}, append([]string{"__complete"}, strings.Fields(c.args)...)...)
+		if got.stdout != c.want {
+			t.Errorf("completing %q: %q, want %q", c.args, got.stdout, c.want)
+		}
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		if got := f.cove(t, settings{}, "completion", shell); got.code != 0 || !strings.Contains(got.stdout, "cove") {
+			t.Errorf("completion %s: %+v", shell, got.code)
+		}
+	}
+	// No server: no completions, no error on the command line.
+	got := f.cove(t, settings{env: map[string]string{"COVE_URL": "http://127.0.0.1:1"}}, "__complete", "exec", "")
+	if got.stdout != ":4\n" {
+		t.Errorf("without a server: %q", got.stdout)
+	}
+}
+
+func TestTheServersOwnCommandsGetTheirFlags(t *testing.T) {
+	f := newFakeAPI(t)
+	var got ServeConfig
+	deps := func(d *Deps) {
+		d.Serve = func(_ context.Context, c ServeConfig) error { got = c; return nil }
+		d.Bootstrap = func(_ context.Context, c ServeConfig, p func(sandbox.Progress)) (sandbox.Image, error) {
+			p(sandbox.Progress{Step: "download"})
+			return sandbox.Image{ID: "sha256:" + c.Data}, nil
+		}
+	}
+	f.cove(t, settings{deps: deps, env: map[string]string{"COVE_RUNSC": "/opt/runsc"}}, "serve", "--data", "/d", "--listen", ":1", "--no-base").want(t, 0, "")
+	if got.Data != "/d" || got.Listen != ":1" || got.RunscPath != "/opt/runsc" || got.Runtime != "gvisor" || !got.NoBase {
+		t.Errorf("%+v", got)
+	}
+	f.cove(t, settings{deps: deps}, "image", "bootstrap", "--data", "/d").want(t, 0, "sha256:/d\n", "download")
+	f.cove(t, settings{}, "serve").want(t, 1, "", "not part of this build")
+	f.cove(t, settings{}, "health").want(t, 0, "ok\n")
+	f.cove(t, settings{}, "version").want(t, 0, "cove test\n")
+	var v versionJSON
+	if err := json.Unmarshal([]byte(f.cove(t, settings{}, "version", "--json").stdout), &v); err != nil || v.Version != "test" || v.Go == "" {
+		t.Errorf("%+v %v", v, err)
+	}
+}
