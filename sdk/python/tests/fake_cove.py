@@ -121,8 +121,8 @@ class FakeCove:
         self._thread: Optional[threading.Thread] = None
         self._port = 0
 
-    def on(self, name: str, handler: Union[Handler, dict[str, Any], Fail, Stream, Plain]) -> None:
-        """name is "Sandboxes/Create", or "PUT files" for plain HTTP."""
+    def on(self, name: str, handler: Any) -> None:
+        """name is "Sandboxes/Create", or "PUT files" for plain HTTP. handler is an answer or makes one of a Got."""
         self._handlers[name] = handler if callable(handler) else lambda _: handler
 
     @property
@@ -327,12 +327,15 @@ class FakeProcesses:
         self.closed: set[str] = set()
         self.signals: list[tuple[str, str]] = []
         self.end: dict[str, Any] = {"cause": "exited"}
+        self.changed = threading.Event()
+        """Its stdin was closed, or it got a signal."""
+        self.ends_when_changed = False
 
     def install(self, server: FakeCove) -> FakeProcesses:
         server.on("Processes/Start", self._start)
         server.on("Processes/Attach", lambda got: self._follow(got.message["execId"], got, True))
         server.on("Processes/SendInput", self._send_input)
-        server.on("Processes/CloseInput", lambda got: self.closed.add(got.message["execId"]) or {})
+        server.on("Processes/CloseInput", self._close_input)
         server.on("Processes/Signal", self._signal)
         server.on("Processes/Resize", {})
         return self
@@ -374,6 +377,8 @@ class FakeProcesses:
                             yield Break()
                             return
                 position = stop
+        if self.ends_when_changed:
+            assert self.changed.wait(60)
         total = sum(len(data) for _, data in self.output)
         yield {"end": {"end": self.end, "outputBytes": str(total), "duration": "0.250s"}}
 
@@ -385,8 +390,14 @@ class FakeProcesses:
         self.input[exec_id] = self.input.get(exec_id, b"") + data
         return {}
 
+    def _close_input(self, got: Got) -> Any:
+        self.closed.add(got.message["execId"])
+        self.changed.set()
+        return {}
+
     def _signal(self, got: Got) -> Any:
         self.signals.append((got.message["execId"], got.message["signal"]))
+        self.changed.set()
         return {}
 
 

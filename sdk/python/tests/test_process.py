@@ -243,22 +243,7 @@ def test_stdin_arrives_whole(api: Api, kind: str) -> None:
         "text file": io.StringIO(text),
         "iterator": pieces_of(data),
     }[kind]
-    # The process ends only when its input has been closed.
-    events = processes._events
-
-    def wait_for_input(*args: Any) -> Iterator[Any]:
-        for event in events(*args):
-            if "end" in event:
-                deadline = 1000
-                while args[0] not in processes.closed and deadline:
-                    deadline -= 1
-                    wake.wait(0.02)
-            yield event
-
-    import threading
-
-    wake = threading.Event()
-    processes._events = wait_for_input  # type: ignore[method-assign]
+    processes.ends_when_changed = True  # as cat does: at the end of its input
     result = api.sandbox().exec("cat", stdin=stdin)
     assert processes.input[result.exec_id] == data
     assert processes.closed == {result.exec_id}
@@ -282,20 +267,7 @@ def test_a_process_that_does_not_read_its_stdin_is_no_error(api: Api) -> None:
 
 def test_stdin_that_fails_kills_the_process_and_is_raised(api: Api) -> None:
     processes = FakeProcesses([("STDOUT", b"half")]).install(api.server)
-    events = processes._events
-
-    def until_killed(*args: Any) -> Iterator[Any]:
-        import threading
-
-        for event in events(*args):
-            if "end" in event:
-                for _ in range(1000):
-                    if processes.signals:
-                        break
-                    threading.Event().wait(0.01)
-            yield event
-
-    processes._events = until_killed  # type: ignore[method-assign]
+    processes.ends_when_changed = True
 
     def broken() -> Iterator[bytes]:
         yield b"first half"

@@ -103,7 +103,12 @@ def test_a_wrong_field_is_named_and_not_tried_again(api: Api) -> None:
 
 
 def test_wrong_arguments_are_refused_before_anything_is_sent(api: Api) -> None:
-    for wrong, field in [({"memory": "512M"}, "memory"), ({"timeout": -1}, "timeout"), ({"env": {"A": 1}}, "env")]:
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"memory": "512M"}, "memory"),
+        ({"timeout": -1}, "timeout"),
+        ({"env": {"A": 1}}, "env"),
+    ]
+    for wrong, field in wrongs:
         with pytest.raises(cove.InvalidArgument) as caught:
             api.Sandbox.create(client=api.client, **wrong)
         assert caught.value.field == field
@@ -131,7 +136,7 @@ def test_errors_are_classes(api: Api, fail: Fail, kind: type[cove.CoveError]) ->
 
 
 def test_a_wrong_key(api: Api) -> None:
-    api.server.KEY = "another"  # type: ignore[misc]
+    api.server.KEY = "another"
     with pytest.raises(cove.Unauthenticated):
         api.sandbox()
     with pytest.raises(cove.Unauthenticated):

@@ -404,7 +404,9 @@ def _pax(content: bytes) -> dict[str, str]:
         record = content[len(digits) + 1 : length]
         if length <= len(digits) + 1 or not record.endswith(b"\n") or length > len(content):
             raise Corrupt("an extended header is broken")
-        key, _, value = record[:-1].partition(b"=")
+        key, equals, value = record[:-1].partition(b"=")
+        if not equals:
+            raise Corrupt("an extended header is broken")
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
         content = content[length:]
     return records
