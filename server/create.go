@@ -263,5 +263,6 @@ func (s *Server) killOnNode(ctx context.Context, id, why string) error {
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrEnded) {
 		return err
 	}
+	s.ends.poke() // the node keeps the end until it is acknowledged
 	return nil
 }

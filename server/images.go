@@ -247,3 +247,10 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
 	_, _ = w.Write(append(b, '\n'))
 	return nil
 }
+
+// PublishImage names content the node already has, for images that are made
+// beside the API (the base image at first start). Writing to the store alone
+// would leave the old meaning of a moved name in memory.
+func (s *Server) PublishImage(ctx context.Context, img sandbox.Image, name string) (sandbox.Image, error) {
+	return s.images.publish(ctx, img, name)
+}

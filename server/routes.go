@@ -12,8 +12,6 @@ import (
 	"unicode"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -201,30 +199,4 @@ func opOf(procedure string) string {
 		b.WriteRune(r)
 	}
 	return b.String()
-}
-
-// strictJSON refuses fields it does not know: a misspelt "memroy" must not be
-// silently ignored, and neither must a protection only a newer server gives.
-// Connect's own codec discards them.
-type strictJSON struct{ name string }
-
-func (c strictJSON) Name() string { return c.name }
-
-func (c strictJSON) Marshal(m any) ([]byte, error) {
-	pm, ok := m.(proto.Message)
-	if !ok {
-		return nil, fmt.Errorf("%T is no message", m)
-	}
-	return protojson.Marshal(pm)
-}
-
-func (c strictJSON) Unmarshal(b []byte, m any) error {
-	pm, ok := m.(proto.Message)
-	if !ok {
-		return fmt.Errorf("%T is no message", m)
-	}
-	if len(b) == 0 {
-		return errors.New("an empty body is no JSON; send {} where there is nothing to say")
-	}
-	return protojson.Unmarshal(b, pm)
 }

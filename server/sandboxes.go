@@ -195,20 +195,18 @@ func (s *Server) kill(ctx context.Context, id string) (sandbox.Sandbox, error) {
 	defer cancel()
 	end := sandbox.End{Cause: sandbox.KilledByUser, At: s.cfg.Clock().UTC()}
 	err = s.node.Kill(ctx, id, end)
-	if errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrEnded) {
-		// It was over before we came; the first end counts.
-		ends, eerr := s.node.Ends(ctx)
-		if eerr != nil {
-			return sandbox.Sandbox{}, eerr
-		}
-		first, known := ends[id]
-		if !known {
-			first = sandbox.End{Cause: sandbox.NodeLost, At: end.At, Detail: "node " + s.node.Name() + " no longer had it"}
-		}
-		end, err = first, nil
+	missing := errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrEnded)
+	if err != nil && !missing {
+		return sandbox.Sandbox{}, err
 	}
+	ends, err := s.node.Ends(ctx)
 	if err != nil {
 		return sandbox.Sandbox{}, err
+	}
+	if first, known := ends[id]; known {
+		end = first // it may have ended by itself before we came
+	} else if missing {
+		end = sandbox.End{Cause: sandbox.NodeLost, At: end.At, Detail: "node " + s.node.Name() + " no longer had it"}
 	}
 	sb, err = s.recordEnd(ctx, id, end)
 	s.ends.poke() // acknowledges it to the node, and tries the record again if that failed

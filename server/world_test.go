@@ -1,0 +1,294 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"go.uber.org/goleak"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+	"github.com/cove-sandbox/cove/store/sqlite"
+	"github.com/cove-sandbox/cove/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a server on a fake node and a real store, with a client.
+type world struct {
+	*testing.T
+	node   *fakeNode
+	store  *faultyStore
+	server *Server
+	client *wire.Client
+	url    string
+	secret string
+	log    *syncBuffer
+	onCall func(context.Context) // sees the context of each Connect call; set before the call
+}
+
+// faultyStore fails the methods a test names.
+type faultyStore struct {
+	store.Store
+	mu   sync.Mutex
+	fail map[string]error
+	gets atomic.Int64 // image look-ups
+	keys atomic.Int64 // key look-ups
+}
+
+func (f *faultyStore) failing(method string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail[method] = err
+}
+
+func (f *faultyStore) err(method string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.fail[method]
+}
+
+func (f *faultyStore) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem store.Idempotency) (sandbox.Sandbox, bool, error) {
+	if err := f.err("CreateSandbox"); err != nil {
+		return sandbox.Sandbox{}, false, err
+	}
+	return f.Store.CreateSandbox(ctx, sb, idem)
+}
+
+func (f *faultyStore) EndSandbox(ctx context.Context, id string, end sandbox.End) (sandbox.Sandbox, error) {
+	if err := f.err("EndSandbox"); err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	return f.Store.EndSandbox(ctx, id, end)
+}
+
+func (f *faultyStore) ForgetSandbox(ctx context.Context, id string) error {
+	if err := f.err("ForgetSandbox"); err != nil {
+		return err
+	}
+	return f.Store.ForgetSandbox(ctx, id)
+}
+
+func (f *faultyStore) GetImage(ctx context.Context, name string) (sandbox.Image, error) {
+	f.gets.Add(1)
+	return f.Store.GetImage(ctx, name)
+}
+
+func (f *faultyStore) KeyByHash(ctx context.Context, hash []byte) (store.Key, error) {
+	f.keys.Add(1)
+	return f.Store.KeyByHash(ctx, hash)
+}
+
+var errStore = sandbox.Errorf(sandbox.Unavailable, "store", "disk on fire")
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+func (b *syncBuffer) String() string { b.mu.Lock(); defer b.mu.Unlock(); return b.b.String() }
+
+func newWorld(t *testing.T, change ...func(*Config)) *world {
+	t.Helper()
+	st, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "cove.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Close() })
+	w := &world{T: t, node: newFakeNode(), store: &faultyStore{Store: st, fail: map[string]error{}}, log: &syncBuffer{}}
+	cfg := Config{Store: w.store, Node: w.node, Version: "test",
+		Logger: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	for _, f := range change {
+		f(&cfg)
+	}
+	if w.server, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.server.PublishImage(t.Context(), w.node.lib.add("base"), "base"); err != nil {
+		t.Fatal(err)
+	}
+	var created bool
+	if w.secret, created, err = w.server.EnsureFirstKey(t.Context()); err != nil || !created {
+		t.Fatal(created, err)
+	}
+
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = w.server.Run(ctx) })
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := HTTPServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if w.onCall != nil {
+			w.onCall(r.Context())
+		}
+		w.server.Handler().ServeHTTP(rw, r)
+	}))
+	web.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	wg.Go(func() { _ = web.Serve(l) })
+	w.url = "http://" + l.Addr().String()
+	w.client = wire.NewClient(w.url, w.secret, wire.Options{})
+	t.Cleanup(func() {
+		now, stop := context.WithCancel(context.Background())
+		stop()
+		if left := w.server.Drain(now); left != 0 {
+			t.Errorf("%d calls are stuck", left)
+		}
+		w.client.Close()
+		_ = web.Close()
+		cancel()
+		wg.Wait()
+		w.node.mu.Lock()
+		defer w.node.mu.Unlock()
+		if w.node.held != 0 {
+			t.Errorf("%d guests were not released", w.node.held)
+		}
+	})
+	return w
+}
+
+func (w *world) create(spec *covev1.SandboxSpec) *covev1.Sandbox {
+	w.Helper()
+	r, err := w.client.Sandboxes.Create(w.Context(), connect.NewRequest(&covev1.CreateSandboxRequest{Spec: spec}))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return r.Msg.Sandbox
+}
+
+func (w *world) get(id string) *covev1.Sandbox {
+	w.Helper()
+	r, err := w.client.Sandboxes.Get(w.Context(), connect.NewRequest(&covev1.GetSandboxRequest{Id: id}))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return r.Msg.Sandbox
+}
+
+func (w *world) kill(id string) *covev1.Sandbox {
+	w.Helper()
+	r, err := w.client.Sandboxes.Kill(w.Context(), connect.NewRequest(&covev1.KillRequest{Id: id}))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return r.Msg.Sandbox
+}
+
+// start begins a command and returns its stream after the Started event.
+func (w *world) start(id, execID, command string) *connect.ServerStreamForClient[covev1.ProcessEvent] {
+	w.Helper()
+	s, err := w.client.Processes.Start(w.Context(), connect.NewRequest(&covev1.StartProcessRequest{SandboxId: id,
+		Process: &covev1.ProcessSpec{ExecId: execID, Command: command}}))
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { _ = s.Close() })
+	if !s.Receive() || s.Msg().GetStarted() == nil {
+		w.Fatalf("no start: %v, %v", s.Msg(), s.Err())
+	}
+	return s
+}
+
+// rest reads a stream to its end.
+func rest(s *connect.ServerStreamForClient[covev1.ProcessEvent]) (out string, end *covev1.ProcessEnd, err error) {
+	for s.Receive() {
+		out += string(s.Msg().GetOutput().GetData())
+		if e := s.Msg().GetEnd(); e != nil {
+			end = e
+		}
+	}
+	return out, end, s.Err()
+}
+
+// ended waits until the store has a sandbox's end.
+func (w *world) ended(id string) sandbox.End {
+	w.Helper()
+	end, ok := w.server.awaitEnd(w.Context(), id, time.Minute)
+	if !ok {
+		w.Fatalf("sandbox %s did not end", id)
+	}
+	return end
+}
+
+// http sends a plain request with the key and returns status, headers, body.
+func (w *world) http(method, path string, body io.Reader, headers ...string) (*http.Response, string) {
+	w.Helper()
+	req, err := http.NewRequestWithContext(w.Context(), method, w.url+path, body)
+	if err != nil {
+		w.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+w.secret)
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := plainHTTP.Do(req)
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return resp, string(b)
+}
+
+// plainHTTP keeps no connections, so that none outlives a test.
+var plainHTTP = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
+
+func wantError(t *testing.T, err error, class *sandbox.Error, words ...string) *sandbox.Error {
+	t.Helper()
+	var e *sandbox.Error
+	if !errors.As(err, &e) || !errors.Is(err, class) {
+		t.Fatalf("want %s, got %v", class.Class, err)
+	}
+	for _, word := range words {
+		if !strings.Contains(e.Error()+" "+e.Hint, word) {
+			t.Errorf("%q (hint %q) does not say %q", e, e.Hint, word)
+		}
+	}
+	return e
+}
+
+func all[T any](t *testing.T, list func(context.Context) ([]T, error)) []T {
+	t.Helper()
+	out, err := list(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// records is every sandbox in the store, ended ones too.
+func (w *world) records() (ids []string) {
+	w.Helper()
+	sbs, _, err := w.store.ListSandboxes(w.Context(), store.Filter{States: sandbox.States, PageSize: 1000})
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, sb := range sbs {
+		ids = append(ids, sb.ID)
+	}
+	slices.Sort(ids)
+	return ids
+}
