@@ -66,10 +66,10 @@ func formatSize(n int64) string {
 		}
 		v, unit = v/1024, u
 	}
-	if v >= 99.95 || v == math.Trunc(v) {
+	if v >= 99.95 {
 		return fmt.Sprintf("%.0f%s", v, unit)
 	}
-	return fmt.Sprintf("%.1f%s", v, unit)
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + unit
 }
 
 // duration is a flag of time: Go's "1h30m", or with days "7d", or plain

@@ -1,0 +1,356 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// entry is a shorthand for a tar header; kind is tar's type flag.
+type entry struct {
+	kind byte
+	name string
+	link string
+	data string
+	mode int64
+}
+
+func makeTar(t *testing.T, entries ...entry) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, e := range entries {
+		if e.kind == 0 {
+			e.kind = tar.TypeReg
+		}
+		if e.mode == 0 {
+			e.mode = 0o644
+		}
+		h := &tar.Header{Typeflag: e.kind, Name: e.name, Linkname: e.link, Mode: e.mode, Size: int64(len(e.data)), ModTime: time.Unix(1e9, 0)}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, e.data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// tree lists what is below a directory: "name=content", "name->target", "name/".
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || p == dir {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, p)
+		switch {
+		case d.Type()&fs.ModeSymlink != 0:
+			target, _ := os.Readlink(p)
+			out[rel] = "->" + target
+		case d.IsDir():
+			out[rel] = "/"
+		default:
+			b, err := os.ReadFile(p)
+			if err != nil {
+				return err
+			}
+			out[rel] = string(b)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func equalTrees(t *testing.T, got, want map[string]string) {
+	t.Helper()
+	for _, k := range sortedKeys(want) {
+		if got[k] != want[k] {
+			t.Errorf("%s is %q, want %q", k, got[k], want[k])
+		}
+	}
+	for _, k := range sortedKeys(got) {
+		if _, ok := want[k]; !ok {
+			t.Errorf("unexpected %s (%q)", k, got[k])
+		}
+	}
+}
+
+// Every attack is run in a directory with a sentinel beside it; whatever
+// untar says, nothing outside may change.
+func TestUntarResistsAHostileSandbox(t *testing.T) {
+	const L, D, H = tar.TypeSymlink, tar.TypeDir, tar.TypeLink
+	for _, c := range []struct {
+		name    string
+		entries []entry
+		refuse  string // part of the error; "" = succeeds
+		want    map[string]string
+		skipped int
+	}{
+		{"dot-dot name", []entry{{name: "../victim", data: "x"}}, "refusing the name", nil, 0},
+		{"dot-dot in the middle", []entry{{kind: D, name: "a/"}, {name: "a/../../victim", data: "x"}}, "refusing the name", nil, 0},
+		{"absolute name", []entry{{name: "/tmp/cove-evil", data: "x"}}, "refusing the name", nil, 0},
+		{"write through a symlink to outside", []entry{{kind: L, name: "d", link: ".."}, {name: "d/victim", data: "x"}}, "", map[string]string{"d": "/", "d/victim": "x"}, 1},
+		{"write through a symlink inside", []entry{{kind: D, name: "real/"}, {kind: L, name: "d", link: "real"}, {name: "d/f", data: "x"}}, "is not a directory", nil, 0},
+		{"overwrite by a file over a symlink", []entry{{name: "keep", data: "k"}, {kind: L, name: "f", link: "keep"}, {name: "f", data: "x"}}, "", map[string]string{"keep": "k", "f": "x"}, 0},
+		{"symlink out, relative", []entry{{kind: L, name: "l", link: "../victim"}}, "", nil, 1},
+		{"symlink out, absolute", []entry{{kind: L, name: "l", link: "/etc/passwd"}}, "", nil, 1},
+		{"symlink out behind a name", []entry{{kind: L, name: "x", link: "."}, {kind: L, name: "l", link: "x/../.."}}, "", map[string]string{"x": "->."}, 1},
+		{"symlink up inside the tree", []entry{{name: "f", data: "x"}, {kind: D, name: "a/b/"}, {kind: L, name: "a/b/l", link: "../../f"}}, "", map[string]string{"f": "x", "a": "/", "a/b": "/", "a/b/l": "->../../f"}, 0},
+		{"symlink one up too far", []entry{{kind: L, name: "a/b/l", link: "../../../victim"}}, "", map[string]string{"a": "/", "a/b": "/"}, 1},
+		{"empty symlink", []entry{{kind: L, name: "l", link: ""}}, "", nil, 1},
+		{"hard link out", []entry{{kind: H, name: "l", link: "../victim"}}, "refusing", nil, 0},
+		{"hard link absolute", []entry{{kind: H, name: "l", link: "/etc/passwd"}}, "refusing", nil, 0},
+		{"hard link to a symlink", []entry{{kind: L, name: "s", link: "f"}, {kind: H, name: "l", link: "s"}}, "refusing the hard link", nil, 0},
+		{"hard link through a symlink", []entry{{kind: D, name: "r/"}, {name: "r/f", data: "x"}, {kind: L, name: "s", link: "r"}, {kind: H, name: "l", link: "s/f"}}, "is not a directory", nil, 0},
+		{"hard link to nothing", []entry{{kind: H, name: "l", link: "f"}}, "refusing the hard link", nil, 0},
+		{"honest hard link", []entry{{name: "f", data: "x"}, {kind: H, name: "l", link: "f"}}, "", map[string]string{"f": "x", "l": "x"}, 0},
+		{"device, fifo", []entry{{kind: tar.TypeChar, name: "null"}, {kind: tar.TypeFifo, name: "p"}, {name: "f", data: "x"}}, "", map[string]string{"f": "x"}, 2},
+		{"a directory over a file", []entry{{name: "f", data: "x"}, {kind: D, name: "f/"}}, "something else here", nil, 0},
+		{"a file over a directory", []entry{{kind: D, name: "d/"}, {name: "d", data: "x"}}, "something else in the sandbox", nil, 0},
+		{"a directory over a symlink", []entry{{kind: L, name: "d", link: "e"}, {kind: D, name: "d/"}}, "something else here", nil, 0},
+		{"too much", []entry{{name: "f", data: strings.Repeat("x", 1001)}}, "more than", nil, 0},
+		{"too many", []entry{{name: "1"}, {name: "2"}, {name: "3"}, {name: "4"}, {name: "5"}, {name: "6"}}, "more than 5 entries", nil, 0},
+		{"a closed directory is filled", []entry{{kind: D, name: "d/", mode: 0o500}, {name: "d/f", data: "x"}}, "", map[string]string{"d": "/", "d/f": "x"}, 0},
+		{"dots and slashes", []entry{{kind: D, name: "./"}, {name: "./a//b", data: "x"}}, "", map[string]string{"a": "/", "a/b": "x"}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			outer := t.TempDir()
+			dest := filepath.Join(outer, "dest")
+			if err := os.Mkdir(dest, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(outer, "victim"), []byte("intact"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			root, err := os.OpenRoot(dest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer root.Close()
+			skipped := 0
+			u := &untar{root: root, maxBytes: 1000, maxEntries: 5, skipped: func(string, string) { skipped++ }}
+			err = u.run(bytes.NewReader(makeTar(t, c.entries...)))
+			if c.refuse == "" && err != nil {
+				t.Errorf("refused: %v", err)
+			}
+			if c.refuse != "" && (err == nil || !strings.Contains(err.Error(), c.refuse)) {
+				t.Errorf("error %v, want %q", err, c.refuse)
+			}
+			if skipped != c.skipped {
+				t.Errorf("%d entries left out, want %d", skipped, c.skipped)
+			}
+			if c.refuse == "" {
+				equalTrees(t, tree(t, dest), c.want)
+			}
+			outside := tree(t, outer)
+			for name := range outside {
+				if name != "victim" && name != "dest" && !strings.HasPrefix(name, "dest/") {
+					t.Errorf("%s appeared outside", name)
+				}
+			}
+			if outside["victim"] != "intact" {
+				t.Errorf("the file outside is now %q", outside["victim"])
+			}
+			if _, err := os.Lstat("/tmp/cove-evil"); err == nil {
+				t.Error("an absolute name was written")
+			}
+		})
+	}
+}
+
+func TestUntarDropsWhatCouldHurtLater(t *testing.T) {
+	dest := t.TempDir()
+	root, err := os.OpenRoot(dest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	u := &untar{root: root, maxBytes: 1 << 20, maxEntries: 10, skipped: func(string, string) {}}
+	if err := u.run(bytes.NewReader(makeTar(t, entry{name: "suid", data: "x", mode: 0o6755}, entry{kind: tar.TypeDir, name: "d/", mode: 0o1000}))); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]fs.FileMode{"suid": 0o755, "d": fs.ModeDir | 0o700} {
+		fi, err := os.Lstat(filepath.Join(dest, name))
+		if err != nil || fi.Mode() != want {
+			t.Errorf("%s: %v %v, want %v", name, fi.Mode(), err, want)
+		}
+	}
+}
+
+// localTree makes files for the tests to send.
+func localTree(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "src")
+	for _, d := range []string{"a/b", "empty"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, data := range map[string]string{"f": "F", "a/b/g": strings.Repeat("G", 100_000), "exe": "#!"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(filepath.Join(dir, "exe"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../f", filepath.Join(dir, "a/link")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestADirectorySurvivesTheWayThereAndBack(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc", nil)
+	src := localTree(t)
+	f.cove(t, settings{}, "cp", src, "abc:/work").want(t, 0, "")
+	f.put("/work", "dir", "")
+	f.tarOut = f.tars["/work"]
+	dest := filepath.Join(t.TempDir(), "back")
+	f.cove(t, settings{}, "cp", "abc:/work", dest).want(t, 0, "")
+	equalTrees(t, tree(t, dest), tree(t, src))
+	if fi, err := os.Stat(filepath.Join(dest, "exe")); err != nil || fi.Mode().Perm() != 0o755 {
+		t.Errorf("exe: %v %v", fi.Mode(), err)
+	}
+	// Our users' names and numbers are nobody's business inside.
+	for r := tar.NewReader(bytes.NewReader(f.tars["/work"])); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Uname != "" || h.Uid != 0 || h.Gid != 0 {
+			t.Errorf("%s carries an owner: %+v", h.Name, h)
+		}
+	}
+}
+
+func TestWhereACopyLands(t *testing.T) {
+	src := localTree(t)
+	file := filepath.Join(src, "f")
+	prepared := func() *fakeAPI {
+		f := newFakeAPI(t)
+		f.addSandbox("abc", nil)
+		f.put("/dir", "dir", "")
+		f.put("/file", "file", "old")
+		f.put("/link", "symlink", "dir")
+		return f
+	}
+	for _, c := range []struct{ from, to, file, tar string }{
+		{from: file, to: "abc:/new", file: "/new"},
+		{from: file, to: "abc:/file", file: "/file"},
+		{from: file, to: "abc:/dir", file: "/dir/f"},
+		{from: file, to: "abc:/dir/", file: "/dir/f"},
+		{from: file, to: "abc:/link", file: "/link/f"},
+		{from: file, to: "abc:/later/", file: "/later/f"},
+		{from: file, to: "abc:rel", file: "rel"},
+		{from: src, to: "abc:/new", tar: "/new"},
+		{from: src, to: "abc:/dir", tar: "/dir/src"},
+		{from: src + "/.", to: "abc:/dir", tar: "/dir"},
+	} {
+		f := prepared()
+		f.cove(t, settings{}, "cp", c.from, c.to).want(t, 0, "")
+		if c.file != "" && (f.files[c.file] == nil || string(f.files[c.file].data) != "F") {
+			t.Errorf("%s to %s: files %v", c.from, c.to, sortedKeys(f.files))
+		}
+		if c.tar != "" && f.tars[c.tar] == nil {
+			t.Errorf("%s to %s: tars %v", c.from, c.to, sortedKeys(f.tars))
+		}
+	}
+	f := prepared()
+	f.cove(t, settings{}, "cp", src, "abc:/file").want(t, 2, "", "/file is a file in the sandbox")
+	f.cove(t, settings{}, "cp", file, file).want(t, 2, "", "exactly one side")
+	f.cove(t, settings{}, "cp", "abc:/a", "abc:/b").want(t, 2, "", "exactly one side")
+	f.cove(t, settings{}, "cp", "abc:/nope", ".").want(t, 1, "", "no /nope in the sandbox")
+	f.cove(t, settings{}, "cp", filepath.Join(src, "nope"), "abc:/x").want(t, 1, "", "no such file")
+}
+
+func TestCopyOutOfASandbox(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc", nil)
+	f.put("/out.json", "file", "{}")
+	f.put("/dir", "dir", "")
+	f.put("/evil", "symlink", "/evil")
+	f.tarOut = makeTar(t, entry{name: "f", data: "x"}, entry{kind: tar.TypeSymlink, name: "l\x1b[2J", link: "/etc/passwd"})
+	dir := t.TempDir()
+	f.cove(t, settings{}, "cp", "abc:/out.json", dir).want(t, 0, "")
+	f.cove(t, settings{}, "cp", "abc:/out.json", filepath.Join(dir, "renamed")).want(t, 0, "")
+	f.cove(t, settings{}, "cp", "abc:/out.json", "-").want(t, 0, "{}")
+	f.cove(t, settings{}, "cp", "abc:/dir", dir).want(t, 0, "", `left out l\x1b[2J: a symlink out of the tree`)
+	f.cove(t, settings{}, "cp", "abc:/dir/.", filepath.Join(dir, "inner")).want(t, 0, "", "left out")
+	equalTrees(t, tree(t, dir), map[string]string{"out.json": "{}", "renamed": "{}", "dir": "/", "dir/f": "x", "inner": "/", "inner/f": "x"})
+	f.cove(t, settings{}, "cp", "abc:/dir", "-").want(t, 0, string(f.tarOut))
+	f.cove(t, settings{}, "cp", "abc:/evil", dir).want(t, 1, "", "too many symlinks")
+
+	// A symlink at the destination is replaced, not written through.
+	victim := filepath.Join(dir, "renamed")
+	if err := os.Symlink("renamed", filepath.Join(dir, "alias")); err != nil {
+		t.Fatal(err)
+	}
+	f.put("/other", "file", "other")
+	f.cove(t, settings{}, "cp", "abc:/other", filepath.Join(dir, "alias")).want(t, 0, "")
+	if b, _ := os.ReadFile(victim); string(b) != "{}" {
+		t.Errorf("written through a symlink: %q", b)
+	}
+	// More than allowed leaves nothing half-made.
+	f.cove(t, settings{}, "cp", "--max-size", "3", "abc:/other", filepath.Join(dir, "big")).want(t, 2, "", "more than 3B", "--max-size")
+	f.cove(t, settings{}, "cp", "--max-size", "0", "abc:/dir", filepath.Join(dir, "bigdir")).want(t, 2, "", "more than 0B")
+	if _, err := os.Lstat(filepath.Join(dir, "big")); err == nil {
+		t.Error("a half file was left")
+	}
+	for name := range tree(t, dir) {
+		if strings.HasPrefix(filepath.Base(name), ".cove-") {
+			t.Errorf("%s was left behind", name)
+		}
+	}
+}
+
+func TestCopyFromStdin(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc", nil)
+	f.put("/dir", "dir", "")
+	f.cove(t, settings{stdin: strings.NewReader("data")}, "cp", "-u", "user", "-", "abc:/f").want(t, 0, "")
+	if string(f.files["/f"].data) != "data" {
+		t.Errorf("%q", f.files["/f"].data)
+	}
+	if q := f.queries[0]; !strings.Contains(q, "atomic=true") || !strings.Contains(q, "parents=true") || !strings.Contains(q, "user=user") {
+		t.Errorf("query %s", q)
+	}
+	f.cove(t, settings{stdin: strings.NewReader("data")}, "cp", "-", "abc:/dir").want(t, 2, "", "/dir is a directory")
+	f.cove(t, settings{stdin: strings.NewReader("tar")}, "cp", "--tar", "-", "abc:/dir").want(t, 0, "")
+	if string(f.tars["/dir"]) != "tar" {
+		t.Errorf("%q", f.tars["/dir"])
+	}
+}
+
+func TestRemotePath(t *testing.T) {
+	for arg, want := range map[string]string{
+		"abc:/x": "abc /x", "abc:": "abc .", "abc:a:b": "abc a:b", "./abc:x": "", "/abc:x": "", "abc": "", "-": "", "C:x": "", ":x": "",
+	} {
+		got := ""
+		if id, p, ok := remotePath(arg); ok {
+			got = id + " " + p
+		}
+		if got != want {
+			t.Errorf("%q: %q, want %q", arg, got, want)
+		}
+	}
+}

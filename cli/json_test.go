@@ -1,0 +1,63 @@
+package cli
+
+import (
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/cove-sandbox/cove/cli/doctor"
+)
+
+// docs/cli-json.md is the promise: what the code prints and what the page
+// names must be the same, field by field.
+func TestTheDocumentedJSONIsTheJSON(t *testing.T) {
+	b, err := os.ReadFile("../docs/cli-json.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := map[string]string{}
+	for _, s := range strings.Split(string(b), "\n## ")[1:] {
+		name, body, _ := strings.Cut(s, "\n")
+		body, _, _ = strings.Cut(body, "\n# ")
+		sections[name] = body
+	}
+	for section, types := range map[string][]any{
+		"sandbox": {sandboxJSON{}}, "end": {endJSON{}}, "processes": {psJSON{}, processJSON{}, taskJSON{}}, "detached": {detachedJSON{}},
+		"stats": {statsJSON{}}, "image": {imageJSON{}}, "prune": {pruneJSON{}}, "key": {keyJSON{}}, "info": {infoJSON{}, capacityJSON{}},
+		"check": {doctor.Result{}}, "version": {versionJSON{}},
+	} {
+		body, ok := sections[section]
+		if !ok {
+			t.Errorf("no section %q", section)
+			continue
+		}
+		code := map[string]bool{}
+		for _, v := range types {
+			for _, f := range reflect.VisibleFields(reflect.TypeOf(v)) {
+				name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+				code[name] = true
+				if !strings.Contains(body, "`"+name+"`") {
+					t.Errorf("%s: %s is printed and not documented", section, name)
+				}
+			}
+		}
+		for _, row := range strings.Split(body, "\n") {
+			cell, ok := strings.CutPrefix(row, "| ")
+			if !ok {
+				continue
+			}
+			cell, _, _ = strings.Cut(cell, " |")
+			for _, m := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(cell, -1) {
+				if !code[m[1]] {
+					t.Errorf("%s: %s is documented and not printed", section, m[1])
+				}
+			}
+		}
+		delete(sections, section)
+	}
+	for s := range sections {
+		t.Errorf("section %q belongs to nothing", s)
+	}
+}
