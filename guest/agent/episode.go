@@ -316,8 +316,14 @@ func (ep *episode) leave() {
 	close(ep.over)
 	execs := append([]*exec(nil), ep.order...)
 	ep.mu.Unlock()
+	leaders := map[int]bool{}
 	for _, ex := range execs {
 		ex.kill(sandbox.ResetCause)
+		leaders[ex.leader()] = true
+	}
+	if !ep.space.contained() { // otherwise the container is destroyed, which is faster and more thorough
+		delete(leaders, 0)
+		tree{leaders: leaders, mark: markKey + "=" + ep.token + ":", all: true}.kill()
 	}
 	reaped := make(chan struct{})
 	go func() { ep.running.Wait(); close(reaped) }()

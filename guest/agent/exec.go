@@ -204,22 +204,27 @@ func (ex *exec) cause(ws unix.WaitStatus) sandbox.End {
 	return end
 }
 
-// kill ends the whole tree for a reason of ours; the first reason stays. A
-// reset also ends what an ended process left behind, unless the container is
-// destroyed right after, which is faster and more thorough.
+// tree is its processes. pid must be set.
+func (ex *exec) tree() tree { return tree{leaders: map[int]bool{ex.pid: true}, mark: ex.mark} }
+
+// kill ends it for a reason of ours; the first reason stays. The whole tree
+// goes, except at a reset, where leave sees to all trees at once.
 func (ex *exec) kill(why sandbox.Cause) {
 	ex.mu.Lock()
-	pid := ex.pid
-	if !ex.reaped {
-		if ex.wanted == "" {
-			ex.wanted = why
-		}
-		if pid != 0 {
-			unix.Kill(-pid, unix.SIGKILL)
-			unix.Kill(pid, unix.SIGKILL)
-		}
+	if ex.reaped {
+		ex.mu.Unlock()
+		return
 	}
-	if pid == 0 || ex.reaped && why != sandbox.ResetCause || why == sandbox.ResetCause && ex.ep.space.contained() {
+	if ex.wanted == "" {
+		ex.wanted = why
+	}
+	if ex.pid == 0 {
+		ex.mu.Unlock()
+		return // launch sees wanted
+	}
+	unix.Kill(-ex.pid, unix.SIGKILL)
+	unix.Kill(ex.pid, unix.SIGKILL)
+	if why == sandbox.ResetCause {
 		ex.mu.Unlock()
 		return
 	}
@@ -229,13 +234,10 @@ func (ex *exec) kill(why sandbox.Cause) {
 // killTreeLocked unlocks mu and kills the tree; an end that comes meanwhile is
 // reported after it, so that who sees the end sees no survivors.
 func (ex *exec) killTreeLocked() {
-	pid := ex.pid
-	if !ex.reaped {
-		ex.killing.Add(1)
-		defer ex.killing.Done()
-	}
+	ex.killing.Add(1)
+	defer ex.killing.Done()
 	ex.mu.Unlock()
-	killTree(pid, ex.mark)
+	ex.tree().kill()
 }
 
 // signal is a signal through the API, to the tree or to the process alone.
@@ -260,7 +262,7 @@ func (ex *exec) signal(sig unix.Signal, processOnly bool) error {
 		return nil
 	}
 	ex.mu.Unlock()
-	for _, t := range treeOf(pid, ex.mark, allTasks()) {
+	for _, t := range ex.tree().living(allTasks()) {
 		if t.pid != pid {
 			unix.Kill(t.pid, sig)
 		}

@@ -397,7 +397,8 @@ func TestATerminalWithResize(t *testing.T) {
 
 func TestLeaveEndsEverythingWithCauseReset(t *testing.T) {
 	b := newBox(t)
-	_, one := b.background(t, sandbox.ProcessSpec{ExecID: "one", Command: `echo hi; sleep 300`})
+	_, one := b.background(t, sandbox.ProcessSpec{ExecID: "one", Command: `echo hi; touch said; sleep 300`})
+	eventually(t, "it spoke", func() bool { _, err := os.Stat(filepath.Join(b.root, "work/said")); return err == nil })
 	b.sh(t, "two", `setsid sleep 300 >/dev/null 2>&1 & echo $! >pid`)
 	pid, _ := os.ReadFile(filepath.Join(b.root, "work/pid"))
 	if err := b.Leave(t.Context()); err != nil {

@@ -43,8 +43,11 @@ func (p *pump) run() {
 		eof = p.drain()
 	}
 	close(p.drained)
-	if !eof {
+	switch {
+	case !eof:
 		p.discard()
+	case p.stream == sandbox.PTYOut:
+		<-p.exited // closing a terminal hangs up its session, and the end of output is not its end
 	}
 }
 

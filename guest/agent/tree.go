@@ -85,18 +85,30 @@ func readProc(path string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// marked says whether a process carries a mark in its environment.
-func marked(pid int, mark string) bool {
-	env, _ := readProc(fmt.Sprintf("/proc/%d/environ", pid), maxEnviron)
-	return bytes.HasPrefix(env, []byte(mark+"\x00")) || bytes.Contains(env, []byte("\x00"+mark+"\x00"))
+// tree says which processes belong to an exec, or to all of an episode.
+type tree struct {
+	leaders map[int]bool // main processes
+	mark    string       // environment entry, or with all set what it starts with
+	all     bool
 }
 
-// treeOf finds the living members of the tree below leader: its session and
-// group, their descendants, and whatever carries the mark.
-func treeOf(leader int, mark string, all []task) []task {
+// marked says whether a process carries the mark in its environment.
+func (tr tree) marked(pid int) bool {
+	env, _ := readProc(fmt.Sprintf("/proc/%d/environ", pid), maxEnviron)
+	for kv := range strings.SplitSeq(string(env), "\x00") {
+		if kv == tr.mark || tr.all && strings.HasPrefix(kv, tr.mark) {
+			return true
+		}
+	}
+	return false
+}
+
+// living finds the living members among all: the sessions and groups of the
+// leaders, their descendants, and whatever carries the mark.
+func (tr tree) living(all []task) []task {
 	in := map[int]bool{os.Getpid(): false}
 	for _, t := range all {
-		if _, known := in[t.pid]; !known && (t.pid == leader || t.sid == leader || t.pgrp == leader || marked(t.pid, mark)) {
+		if _, known := in[t.pid]; !known && (tr.leaders[t.pid] || tr.leaders[t.sid] || tr.leaders[t.pgrp] || tr.marked(t.pid)) {
 			in[t.pid] = true
 		}
 	}
@@ -108,29 +120,34 @@ func treeOf(leader int, mark string, all []task) []task {
 			}
 		}
 	}
-	var tree []task
+	var alive []task
 	for _, t := range all {
 		if in[t.pid] && t.alive() {
-			tree = append(tree, t)
+			alive = append(alive, t)
 		}
 	}
-	return tree
+	return alive
 }
 
-// killTree ends a whole tree. Members are stopped before any is killed, so
-// that none can fork out of sight between being listed and dying; rounds repeat
-// until none is found. It gives up after about a second: what survives that is
-// not a process we can kill.
-func killTree(leader int, mark string) {
+// kill ends a whole tree. Members are stopped before any is killed, so that
+// none can fork out of sight between being listed and dying; rounds repeat
+// until none is found twice, because a process in the middle of an execve shows
+// no environment. It gives up after about a second: what survives that is not a
+// process we can kill.
+func (tr tree) kill() {
+	empty := 0
 	for round := range 60 {
-		tree := treeOf(leader, mark, allTasks())
-		if len(tree) == 0 {
+		members := tr.living(allTasks())
+		if empty++; len(members) > 0 {
+			empty = 0
+		}
+		if empty == 2 {
 			return
 		}
-		for _, t := range tree {
+		for _, t := range members {
 			unix.Kill(t.pid, unix.SIGSTOP)
 		}
-		for _, t := range tree {
+		for _, t := range members {
 			unix.Kill(t.pid, unix.SIGKILL)
 		}
 		time.Sleep(min(time.Millisecond<<round, 20*time.Millisecond))
@@ -157,7 +174,7 @@ func innerPID(pidfd int) (pid, depth int) {
 	return 0, 0
 }
 
-// listTasks describes what runs inside. owner maps leaders to exec ids.
+// listTasks describes what runs inside.
 func listTasks(sp Space, ep *episode) []sandbox.Task {
 	leaders := map[int]string{}
 	for _, ex := range ep.all() {
