@@ -1,0 +1,75 @@
+package runtimetest
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+func (s *suite) testResetLeavesNothing(t *testing.T) {
+	k := s.attached(t, s.open(t))
+	names := func() []string {
+		list, _, err := k.Guest().List(deadline(t), "/", guest.ListOptions{Depth: 2, Limit: 100_000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, f := range list {
+			out = append(out, f.Path)
+		}
+		return out
+	}
+	pristine := names()
+	for range 3 {
+		s.sh(t, k, "echo old > marker; mkdir -p a/b; echo old > a/b/c; mkfifo pipe; ln -s marker link")
+		if err := k.Reset(deadline(t), s.container(t)); err != nil {
+			t.Fatalf("reset: %v", err)
+		}
+		s.sh(t, k, "! test -e marker && ! test -e a && ! test -e pipe && ! test -L link")
+		if got := names(); len(got) != len(pristine) {
+			t.Errorf("the root has %d entries, had %d at first\n%v\n%v", len(got), len(pristine), got, pristine)
+		}
+		if _, err := k.Guest().Stat(deadline(t), "/marker"); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("the file API still sees it: %v", err)
+		}
+		if procs, _, err := k.Guest().Processes(deadline(t)); err != nil || len(procs) != 1 {
+			t.Errorf("processes of the old episode are listed: %+v, %v", procs, err)
+		}
+	}
+	if isDone(k) {
+		t.Error("a reset counts as the kernel's end")
+	}
+}
+
+func (s *suite) testResetEndsProcesses(t *testing.T) {
+	k := s.attached(t, s.open(t))
+	started, end := s.background(t, k, shell("echo up; sleep 1000"))
+	waitFor(t, "the process", started)
+	if err := k.Reset(deadline(t), s.container(t)); err != nil {
+		t.Fatalf("reset: %v", err)
+	}
+	if r := waitFor(t, "its end", end); r.end.Cause != sandbox.ResetCause {
+		t.Errorf("a process of the old episode ended as %+v", r.end)
+	}
+	s.sh(t, k, "true")
+}
+
+func (s *suite) testResetTakesTheNewContainer(t *testing.T) {
+	k := s.attached(t, s.open(t), func(c *runtime.Container) { c.Env = map[string]string{"OLD": "1", "BOTH": "old"} })
+	err := k.Reset(deadline(t), s.container(t, func(c *runtime.Container) {
+		c.Env = map[string]string{"NEW": "2", "BOTH": "new"}
+		c.Rootfs.WorkingDir = "/other"
+	}))
+	if err != nil {
+		t.Fatalf("reset: %v", err)
+	}
+	if got := s.sh(t, k, `echo "$OLD$NEW$BOTH"; echo x > here`); got != "2new" {
+		t.Errorf("environment %q", got)
+	}
+	if _, err := k.Guest().Stat(deadline(t), "/other/here"); err != nil {
+		t.Errorf("working directory: %v", err)
+	}
+}
