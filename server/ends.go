@@ -12,7 +12,8 @@ import (
 // endBook is how the parts of the server learn that a sandbox is over, and
 // where work waits that must not be lost because a store or node failed once.
 type endBook struct {
-	nudge chan struct{} // capacity 1: something to settle
+	nudge    chan struct{} // capacity 1: something to settle
+	settling sync.Mutex    // one settles at a time, so that "nothing left" means it
 
 	mu      sync.Mutex
 	waiters map[string]*endWaiter
@@ -169,6 +170,8 @@ func (s *Server) settleLoop(ctx context.Context) {
 
 // settle says whether nothing is left to do.
 func (s *Server) settle(ctx context.Context) (done bool) {
+	s.ends.settling.Lock()
+	defer s.ends.settling.Unlock()
 	done = s.payDebts(ctx)
 	ends, err := s.node.Ends(ctx)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
@@ -75,8 +76,24 @@ func (s *Server) plain(opName string, h func(http.ResponseWriter, *http.Request)
 		logCall(r.Context(), s.log, opName, began, err)
 		if err != nil {
 			wire.WriteError(w, r, outcome(r.Context(), opName, err))
+			lingerOver(w, r)
 		}
 	})
+}
+
+// lingerOver takes in some of the content of a refused HTTP/1.1 upload after
+// the answer is sent. A client that writes on would otherwise find its
+// connection reset, and many then never look at the answer. Those that sent
+// "Expect: 100-continue" know better.
+func lingerOver(w http.ResponseWriter, r *http.Request) {
+	const most, atMost = 256 << 20, 10 * time.Second
+	if r.ProtoMajor != 1 || r.ContentLength == 0 || r.Header.Get("Expect") != "" {
+		return
+	}
+	rc := http.NewResponseController(w)
+	if rc.Flush() == nil && rc.SetReadDeadline(time.Now().Add(atMost)) == nil {
+		_, _ = io.CopyN(io.Discard, r.Body, most)
+	}
 }
 
 // outcome is the error a caller is told: the reason its context ended, if the

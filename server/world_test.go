@@ -292,3 +292,6 @@ func (w *world) records() (ids []string) {
 	slices.Sort(ids)
 	return ids
 }
+
+// tick is the pause between two looks at something that has no event.
+func tick() <-chan time.Time { return time.After(time.Millisecond) }
