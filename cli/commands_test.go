@@ -180,7 +180,7 @@ func TestImagesAndKeys(t *testing.T) {
 		CreatedAt: timestamppb.New(time.Now().Add(-48 * time.Hour))}}
 	f.keys = []*covev1.Key{{Id: "k1", Name: "first", CreatedAt: timestamppb.New(time.Now().Add(-time.Minute))}}
 	f.cove(t, settings{}, "image", "ls").want(t, 0, "NAME          ID            SIZE    SOURCE  AGE\nbase, debian  aaaaaaaaaaaa  200MiB  debian  2d\n")
-	f.cove(t, settings{}, "image", "pull", "python:3.12").want(t, 0, "sha256:"+strings.Repeat("2", 64)+"\n", "resolve", "download")
+	f.cove(t, settings{}, "image", "pull", "python:3.12").want(t, 0, "sha256:"+strings.Repeat("2", 64)+"\n")
 	f.cove(t, settings{stdin: strings.NewReader("tar")}, "image", "import", "mine", "-", "--json").want(t, 0, `{
   "id": "sha256:`+strings.Repeat("1", 64)+`",
   "names": [
@@ -294,7 +294,7 @@ func TestTheServersOwnCommandsGetTheirFlags(t *testing.T) {
 	if got.Data != "/d" || got.Listen != ":1" || got.RunscPath != "/opt/runsc" || got.Runtime != "gvisor" || !got.NoBase {
 		t.Errorf("%+v", got)
 	}
-	f.cove(t, settings{deps: deps}, "image", "bootstrap", "--data", "/d").want(t, 0, "sha256:/d\n", "download")
+	f.cove(t, settings{deps: deps}, "image", "bootstrap", "--data", "/d").want(t, 0, "sha256:/d\n")
 	f.cove(t, settings{}, "serve").want(t, 1, "", "not part of this build")
 	f.cove(t, settings{}, "health").want(t, 0, "ok\n")
 	f.cove(t, settings{}, "version").want(t, 0, "cove test\n")

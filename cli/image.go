@@ -55,7 +55,7 @@ func age(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return formatDuration(max(0, time.Since(t)))
+	return formatDuration(max(0, time.Since(t)).Round(time.Second))
 }
 
 // shortID is enough of a digest for people; every command takes the whole one.
@@ -116,31 +116,50 @@ func (a *app) printImage(img *covev1.Image, asJSON bool) error {
 	return err
 }
 
-// steps shows long work on stderr: one rewritten line on a terminal, a line
-// per step elsewhere. The empty step ends it.
+// steps shows long work on stderr: one rewritten line on a terminal; elsewhere
+// a line per step that took a moment, and a sign of life every ten seconds.
+// The empty step ends it. Not safe for concurrent use.
 func (a *app) steps() func(sandbox.Progress) {
 	_, tty := terminal(a.Stderr)
-	last, started, shown := "", time.Now(), time.Time{}
+	var last string
+	var started, shown time.Time
+	say := func(end string) {
+		if tty {
+			fmt.Fprint(a.Stderr, "\r\x1b[K")
+		}
+		fmt.Fprintf(a.Stderr, "  %s%s\n", cut(escape(last), 100), end)
+	}
 	return func(p sandbox.Progress) {
-		if p.Step != last && last != "" {
+		now := time.Now()
+		if p.Step != last {
+			if took := now.Sub(started); last != "" && took > 200*time.Millisecond {
+				say(" (" + formatDuration(took) + ")")
+			}
+			last, started, shown = p.Step, now, now
+		}
+		switch {
+		case p.Step == "":
 			if tty {
 				fmt.Fprint(a.Stderr, "\r\x1b[K")
 			}
-			fmt.Fprintf(a.Stderr, "%s: %s\n", escape(last), formatDuration(time.Since(started)))
+		case tty && now.Sub(shown) > 100*time.Millisecond || tty && shown == started:
+			shown = now
+			fmt.Fprintf(a.Stderr, "\r\x1b[K  %s%s", cut(escape(p.Step), 100), amount(p))
+		case !tty && now.Sub(shown) > 10*time.Second:
+			shown = now
+			say(amount(p) + " …")
 		}
-		if p.Step != last {
-			last, started = p.Step, time.Now()
-		}
-		if !tty || p.Step == "" || time.Since(shown) < 100*time.Millisecond {
-			return
-		}
-		shown = time.Now()
-		of := ""
-		if p.Total > 0 {
-			of = " of " + formatSize(p.Total)
-		}
-		fmt.Fprintf(a.Stderr, "\r\x1b[K%s %s%s", escape(p.Step), formatSize(p.Done), of)
 	}
+}
+
+func amount(p sandbox.Progress) string {
+	switch {
+	case p.Total > 0:
+		return " " + formatSize(p.Done) + " of " + formatSize(p.Total)
+	case p.Done > 0:
+		return " " + formatSize(p.Done)
+	}
+	return ""
 }
 
 func (a *app) imageImportCmd() *cobra.Command {

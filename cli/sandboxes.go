@@ -58,7 +58,7 @@ func (a *app) lsCmd() *cobra.Command {
 					expires = ""
 				}
 				r := s.GetSpec().GetResources()
-				t.row(s.GetId(), cut(s.GetSpec().GetImage(), 40), state, formatDuration(max(0, now.Sub(timeOf(s.GetCreatedAt())))),
+				t.row(s.GetId(), cut(s.GetSpec().GetImage(), 40), state, age(timeOf(s.GetCreatedAt())),
 					fmt.Sprintf("%g", r.GetCpu()), formatSize(r.GetMemory()), expires, cut(formatLabels(s.GetSpec().GetLabels()), 60))
 			}
 			return t.print(a.Stdout)
@@ -359,7 +359,7 @@ the API instead, ended ones included.`,
 						status = cut(endText(p.GetEnd().GetEnd()), 40)
 					}
 					t.row(p.GetExecId(), fmt.Sprint(p.GetPid()), p.GetUser(), status,
-						formatDuration(max(0, time.Since(timeOf(p.GetStartedAt())))), cut(strings.Join(p.GetArgs(), " "), 80))
+						age(timeOf(p.GetStartedAt())), cut(strings.Join(p.GetArgs(), " "), 80))
 				}
 				return t.print(a.Stdout)
 			}

@@ -34,13 +34,11 @@ if pid=$(cove_pid "$DATA"); then
 fi
 
 # Say exactly what is missing before anything is started.
-if ! as_root "$cove" doctor --data "$DATA" --json >/tmp/cove-doctor.$$ 2>/dev/null; then
-  rm -f /tmp/cove-doctor.$$
-  as_root "$cove" doctor --data "$DATA" || true
+if ! checks=$(as_root "$cove" doctor --preflight --data "$DATA"); then
+  echo "$checks"
   echo "cove: this machine cannot run a server yet; see above" >&2
   exit 1
 fi
-rm -f /tmp/cove-doctor.$$
 
 as_root mkdir -p "$DATA"
 echo "making sure the base image is there (Debian by mmdebstrap: one to two minutes the first time)"

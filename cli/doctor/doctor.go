@@ -79,7 +79,7 @@ func Run(ctx context.Context, p Probes, c Config) []Result {
 		checkCgroups(p),
 		checkRunsc(ctx, p, c),
 		checkGuest(p, c),
-		checkErofs(ctx, p),
+		checkErofs(p),
 		checkMmdebstrap(p, c),
 		checkDisk(p, c),
 		checkMemory(p),
