@@ -136,6 +136,13 @@ func (d *Driver) Blank(ctx context.Context, id string) (runtime.Blank, error) {
 		return nil, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
 	k := &Kernel{d: d, id: id, saved: saved{Secret: hex.EncodeToString(secret)}, done: make(chan struct{})}
+	// The directory is the claim to the id: before it is ours nothing may be
+	// undone, or a boot with a taken id would take the kernel that has it down.
+	if err := os.Mkdir(k.dir(), 0o711); errors.Is(err, os.ErrExist) {
+		return nil, sandbox.Errorf(sandbox.AlreadyExists, op, "there is a kernel %s", id)
+	} else if err != nil {
+		return nil, sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", id, err)
+	}
 	spec, err := k.blank()
 	if err != nil {
 		return nil, k.undo(ctx, op, err)

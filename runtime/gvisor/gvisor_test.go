@@ -2,16 +2,19 @@ package gvisor_test
 
 import (
 	"context"
+	"encoding/json"
 	"os"
-	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/cove-sandbox/cove/image/imagetest"
 	"github.com/cove-sandbox/cove/internal/testbin"
+	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/runtime/gvisor"
+	"github.com/cove-sandbox/cove/runtime/runtimetest"
 )
 
-// open opens a driver in a fresh directory and checks at the end that nothing
-// of it is left on the host.
 func open(t *testing.T, dir string) *gvisor.Driver {
 	t.Helper()
 	d, err := gvisor.Open(context.Background(), gvisor.Config{
@@ -23,16 +26,27 @@ func open(t *testing.T, dir string) *gvisor.Driver {
 	return d
 }
 
-func tempDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "cove-gv-")
+func TestConformance(t *testing.T) {
+	lib, img := imagetest.Base(t)
+	path, err := lib.Path(img.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Errorf("cleaning up: %v", err)
-		}
+	runtimetest.Run(t, runtimetest.Factory{
+		Open: func(t *testing.T, dir string) runtime.Driver { return open(t, dir) },
+		// Nothing of a crashed node's driver lives on but the kernels.
+		Crash: func(d runtime.Driver) { d.Close() },
+		Rootfs: func(t *testing.T) runtime.Rootfs {
+			return runtime.Rootfs{Path: path, Env: img.Config.Env, WorkingDir: img.Config.WorkingDir, User: "root"}
+		},
+		Kill: func(t *testing.T, k runtime.Kernel) {
+			var saved struct{ PID int }
+			if err := json.Unmarshal(k.Handle().Data, &saved); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Kill(saved.PID, unix.SIGKILL); err != nil {
+				t.Error(err)
+			}
+		},
 	})
-	return filepath.Join(dir, "gv")
 }

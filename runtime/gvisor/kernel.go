@@ -100,10 +100,8 @@ func (k *Kernel) Exit() runtime.Exit {
 func (k *Kernel) blank() (*specs.Spec, error) {
 	d := k.d
 	empty := filepath.Join(k.dir(), "empty")
-	for _, dir := range []string{k.dir(), empty} {
-		if err := os.Mkdir(dir, 0o711); err != nil {
-			return nil, err
-		}
+	if err := os.Mkdir(empty, 0o711); err != nil {
+		return nil, err
 	}
 	spec := rootSpec(empty, d.guestfs, []string{
 		"COVE_GUEST_SECRET=" + k.saved.Secret,
