@@ -319,10 +319,11 @@ func (ep *episode) leave() {
 	leaders := map[int]bool{}
 	for _, ex := range execs {
 		ex.kill(sandbox.ResetCause)
-		leaders[ex.leader()] = true
+		if pid, running := ex.leader(); running {
+			leaders[pid] = true // of the others the mark is enough, and their pids may be anyone's by now
+		}
 	}
 	if !ep.space.contained() { // otherwise the container is destroyed, which is faster and more thorough
-		delete(leaders, 0)
 		tree{leaders: leaders, mark: markKey + "=" + ep.token + ":", all: true}.kill()
 	}
 	reaped := make(chan struct{})

@@ -49,11 +49,12 @@ type exec struct {
 	killing  sync.WaitGroup // trees being killed; the end waits for them
 }
 
-// leader is the pid of the main process in the agent's namespace, 0 before.
-func (ex *exec) leader() int {
+// leader is the pid of the main process in the agent's namespace, 0 before the
+// start, and whether it is still that process.
+func (ex *exec) leader() (pid int, running bool) {
 	ex.mu.Lock()
 	defer ex.mu.Unlock()
-	return ex.pid
+	return ex.pid, ex.pid != 0 && !ex.reaped
 }
 
 // launch starts the process. It is called once, by the request that made the

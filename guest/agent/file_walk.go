@@ -370,7 +370,7 @@ func eachBelow(fd int, p string, f func(dir int, name string, st *unix.Stat_t) e
 	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return err
 	}
-	return walk(fd, p, maxDepth, func(dir int, name, _ string, st *unix.Stat_t) (bool, error) {
+	return walk(fd, p, maxDepth+1, func(dir int, name, _ string, st *unix.Stat_t) (bool, error) {
 		return true, f(dir, name, st)
 	})
 }

@@ -12,6 +12,8 @@ type Space interface {
 	// enter makes the container of this init reachable, until leave, and
 	// returns the init; 0 asks the space to find it.
 	enter(initPID int, pids int64) (int, error)
+	// forFiles is another space of the same kind that starts no processes.
+	forFiles() Space
 	// leave ends the threads inside and, where no container is destroyed
 	// afterwards, what they started.
 	leave()

@@ -22,6 +22,8 @@ const (
 // is entered thread by thread: the process as a whole stays in the root
 // container, out of sight of the user's pid namespace.
 type containerSpace struct {
+	filesOnly bool // no spawner thread is made ahead
+
 	mu     sync.Mutex
 	inside *inside // nil when not entered
 }
@@ -74,7 +76,7 @@ func (c *containerSpace) enter(initPID int, pids int64) (int, error) {
 		return confineThread(bounding)
 	})
 	in.file = newThreadPool(fileThreads, fileKeep, func() error { return enterThread(fd) })
-	if in.null, err = openNull(); err == nil {
+	if in.null, err = openNull(); err == nil && !c.filesOnly {
 		err = in.spawn.warm()
 	}
 	if err != nil {
@@ -87,6 +89,8 @@ func (c *containerSpace) enter(initPID int, pids int64) (int, error) {
 	c.inside = in
 	return initPID, nil
 }
+
+func (c *containerSpace) forFiles() Space { return &containerSpace{filesOnly: true} }
 
 // enterThread moves the calling thread into the container of a pidfd. The pid
 // namespace applies to what it forks.

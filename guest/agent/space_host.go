@@ -38,6 +38,8 @@ func (h *hostSpace) enter(int, int64) (int, error) {
 	return 0, nil
 }
 
+func (h *hostSpace) forFiles() Space { return HostSpace(h.root) }
+
 func (h *hostSpace) leave() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

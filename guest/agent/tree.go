@@ -178,7 +178,7 @@ func innerPID(pidfd int) (pid, depth int) {
 func listTasks(sp Space, ep *episode) []sandbox.Task {
 	leaders := map[int]string{}
 	for _, ex := range ep.all() {
-		if pid := ex.leader(); pid != 0 {
+		if pid, _ := ex.leader(); pid != 0 {
 			leaders[pid] = ex.id
 		}
 	}
