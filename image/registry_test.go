@@ -38,6 +38,8 @@ type testRegistry struct {
 	wrap atomic.Pointer[func(next http.Handler) http.Handler]
 }
 
+var emptyConfig v1.Config
+
 func startRegistry(t *testing.T) *testRegistry {
 	t.Helper()
 	r := &testRegistry{}
