@@ -252,6 +252,12 @@ func TestDamagedRecordIsCorrupt(t *testing.T) {
 	class(t, "end", err, sandbox.ErrCorrupt, true)
 	_, err = s.GetImage(t.Context(), "base")
 	class(t, "image", err, sandbox.ErrCorrupt, true)
+	_, err = s.RemoveImageName(t.Context(), "base")
+	class(t, "remove name", err, sandbox.ErrCorrupt, true)
+	var names int
+	if err := s.read.QueryRow("SELECT count(*) FROM image_names").Scan(&names); err != nil || names != 1 {
+		t.Errorf("a refused removal left %d names, %v", names, err)
+	}
 }
 
 func TestFullDiskChangesNothingAndGoesAway(t *testing.T) {
@@ -400,6 +406,61 @@ func TestQueuedWriteIsWithdrawnWithItsCaller(t *testing.T) {
 	wg.Wait()
 	_, err := s.GetSandbox(t.Context(), "a")
 	class(t, "what it would have made", err, sandbox.ErrNotFound, false)
+}
+
+func TestUpdateThatWasOvertakenRunsAgain(t *testing.T) {
+	s := open(t)
+	create(t, s, newSandbox("a"))
+	calls := 0
+	got, err := s.UpdateSandbox(t.Context(), "a", func(sb *sandbox.Sandbox) error {
+		if calls++; calls == 1 {
+			if _, err := s.UpdateSandbox(t.Context(), "a", func(sb *sandbox.Sandbox) error { sb.Episode += 10; return nil }); err != nil {
+				return err
+			}
+		}
+		sb.Episode++
+		return nil
+	})
+	if err != nil || calls != 2 || got.Episode != 12 {
+		t.Errorf("episode %d after %d calls, %v", got.Episode, calls, err)
+	}
+	calls = 0
+	_, err = s.UpdateSandbox(t.Context(), "a", func(sb *sandbox.Sandbox) error {
+		if calls++; calls == 1 {
+			if _, err := s.EndSandbox(t.Context(), "a", sandbox.End{Cause: sandbox.TTL}); err != nil {
+				return err
+			}
+		}
+		sb.Episode++
+		return nil
+	})
+	class(t, "an update overtaken by the end", err, sandbox.ErrEnded, false)
+}
+
+// Every request touches its key: within a minute of the last touch that must
+// not wait for the disk.
+func TestTouchWithinAMinuteWritesNothing(t *testing.T) {
+	s := open(t)
+	used := time.Unix(1700000000, 0)
+	if err := s.CreateKey(t.Context(), store.Key{ID: "k", Hash: []byte{1}, LastUsedAt: used}); err != nil {
+		t.Fatal(err)
+	}
+	inside, release := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		s.write(t.Context(), "test", func(*tx) error { close(inside); <-release; return nil })
+	})
+	<-inside // the writer is busy: whoever needs it waits
+	if err := s.TouchKey(t.Context(), "k", used.Add(59*time.Second)); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	late := make(chan error)
+	go func() { late <- s.TouchKey(ctx, "k", used.Add(61*time.Second)) }()
+	cancel()
+	class(t, "a touch after a minute, withdrawn", <-late, sandbox.ErrCanceled, false)
+	close(release)
+	wg.Wait()
 }
 
 func TestClosedStoreIsUnavailable(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -78,29 +79,24 @@ func (s *Store) ListImages(ctx context.Context) ([]sandbox.Image, error) {
 // RemoveImageName implements store.Images.
 func (s *Store) RemoveImageName(ctx context.Context, name string) (img sandbox.Image, err error) {
 	err = s.write(ctx, "remove_image_name", func(t *tx) error {
-		var id string
-		err := t.row(`SELECT image_id FROM image_names WHERE name = ?`, []any{name}, &id)
-		if errors.Is(err, sql.ErrNoRows) {
+		st, err := t.stmt(imageRows + ` WHERE i.id = (SELECT image_id FROM image_names WHERE name = ?) ORDER BY n.name`)
+		if err != nil {
+			return err
+		}
+		rows, err := st.Query(name)
+		if err != nil {
+			return err
+		}
+		imgs, err := scanImages(rows) // before the change: a damaged record refuses it
+		if err != nil {
+			return err
+		}
+		if len(imgs) == 0 {
 			return noImage(name)
 		}
-		if err != nil {
-			return err
-		}
-		if _, err := t.exec(`DELETE FROM image_names WHERE name = ?`, name); err != nil {
-			return err
-		}
-		st, err := t.stmt(imageRows + ` WHERE i.id = ? ORDER BY n.name`)
-		if err != nil {
-			return err
-		}
-		rows, err := st.Query(id)
-		if err != nil {
-			return err
-		}
-		imgs, err := scanImages(rows)
-		if err == nil {
-			img = imgs[0]
-		}
+		img = imgs[0]
+		img.Names = slices.DeleteFunc(img.Names, func(n string) bool { return n == name })
+		_, err = t.exec(`DELETE FROM image_names WHERE name = ?`, name)
 		return err
 	})
 	if err != nil {

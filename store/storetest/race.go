@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -138,7 +139,11 @@ var raceCases = []scenario{
 		create(t, st, newSandbox("a1", 0))
 		race(func(i int) {
 			for range 4 {
-				if _, err := st.UpdateSandbox(t.Context(), "a1", func(sb *sandbox.Sandbox) error { sb.Episode++; return nil }); err != nil {
+				if _, err := st.UpdateSandbox(t.Context(), "a1", func(sb *sandbox.Sandbox) error {
+					sb.Episode++
+					runtime.Gosched() // let the others read the same record, where the store allows it
+					return nil
+				}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -188,6 +193,17 @@ var raceCases = []scenario{
 		if len(imgs) != racers || err != nil {
 			t.Errorf("%d images, %v", len(imgs), err)
 		}
+	}},
+
+	{"of many touches the latest stays", func(t *testing.T, st store.Store) {
+		k := newKey("k1", 0)
+		addKey(t, st, k)
+		race(func(i int) {
+			if err := st.TouchKey(t.Context(), "k1", at(10*(racers-i))); err != nil {
+				t.Error(err)
+			}
+		})
+		usedAbout(t, lastUsed(t, st, k), at(10*racers))
 	}},
 
 	{"a list under change never shows a sandbox twice or loses one", func(t *testing.T, st store.Store) {

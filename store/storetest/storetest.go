@@ -154,6 +154,7 @@ func fails(t testing.TB, what string, err error, want *sandbox.Error) {
 // walk reads every page of a list.
 func walk(ctx context.Context, st store.Store, f store.Filter) ([]sandbox.Sandbox, error) {
 	var all []sandbox.Sandbox
+	seen := map[string]bool{}
 	for {
 		page, next, err := st.ListSandboxes(ctx, f)
 		if err != nil {
@@ -164,6 +165,12 @@ func walk(ctx context.Context, st store.Store, f store.Filter) ([]sandbox.Sandbo
 		}
 		if next != "" && len(page) == 0 {
 			return nil, errors.New("an empty page that is not the last")
+		}
+		for _, sb := range page {
+			if seen[sb.ID] { // and so a walk that does not advance comes to an end
+				return nil, fmt.Errorf("%s is on two pages", sb.ID)
+			}
+			seen[sb.ID] = true
 		}
 		all = append(all, page...)
 		if next == "" {
