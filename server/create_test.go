@@ -267,37 +267,25 @@ func TestManyCreatesAtOnce(t *testing.T) {
 // A sandbox that dies while its record is still being written ends properly.
 func TestEndDuringCreate(t *testing.T) {
 	w := newWorld(t)
-	slow := &slowCreateStore{Store: w.store, gate: make(chan struct{}), reached: make(chan sandbox.Sandbox, 1)}
-	w.server.store = slow
+	gate := make(chan struct{})
+	recording := w.store.holdCreates(gate)
 	done := make(chan error)
 	go func() { _, err := w.createWith(t.Context(), "", nil); done <- err }()
-	sb := <-slow.reached
-	for w.node.liveCount() == 0 {
-		time.Sleep(time.Millisecond)
+	sb := <-recording
+	for w.node.liveCount() == 0 { // the node is faster than the store
+		<-tick()
 	}
 	w.node.die(sb.ID, sandbox.OOM)
 	if w.server.settle(t.Context()) {
 		t.Error("nothing can be settled yet")
 	}
-	close(slow.gate)
+	close(gate)
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
 	if end := w.ended(sb.ID); end.Cause != sandbox.OOM {
 		t.Errorf("ended with %s", end)
 	}
-}
-
-type slowCreateStore struct {
-	store.Store
-	gate    chan struct{}
-	reached chan sandbox.Sandbox
-}
-
-func (s *slowCreateStore) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem store.Idempotency) (sandbox.Sandbox, bool, error) {
-	s.reached <- sb
-	<-s.gate
-	return s.Store.CreateSandbox(ctx, sb, idem)
 }
 
 func TestDrainRefusesCreates(t *testing.T) {

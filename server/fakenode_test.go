@@ -240,6 +240,7 @@ func (n *fakeNode) Bulk(ctx context.Context, id string, op guest.BulkOp, stdin, 
 type fakeGuest struct {
 	sb   sandbox.Sandbox
 	dead chan struct{} // closed when the sandbox ends or is reset
+	cut  chan struct{} // closed to break its connections
 
 	mu    sync.Mutex
 	files map[string][]byte
@@ -255,7 +256,7 @@ type fakeProc struct {
 }
 
 func newFakeGuest(sb sandbox.Sandbox) *fakeGuest {
-	return &fakeGuest{sb: sb, dead: make(chan struct{}), procs: map[string]*fakeProc{},
+	return &fakeGuest{sb: sb, dead: make(chan struct{}), cut: make(chan struct{}), procs: map[string]*fakeProc{},
 		files: map[string][]byte{"/etc/passwd": []byte("root:x:0:0::/:/bin/sh\n")}}
 }
 
@@ -338,6 +339,8 @@ func (g *fakeGuest) follow(ctx context.Context, p *fakeProc, replayed bool, offs
 		select {
 		case <-changed:
 		case <-g.dead:
+			return errBroken()
+		case <-g.cut:
 			return errBroken()
 		case <-ctx.Done():
 			return ctx.Err()

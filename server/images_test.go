@@ -258,8 +258,7 @@ func TestPruneWaitsForACreateUnderWay(t *testing.T) {
 	}
 	reached, gate := make(chan struct{}), make(chan struct{})
 	w.node.onCreate = func(context.Context, sandbox.Sandbox) error { close(reached); <-gate; return nil }
-	slow := &slowCreateStore{Store: w.store, gate: gate, reached: make(chan sandbox.Sandbox, 1)}
-	w.server.store = slow
+	w.store.holdCreates(gate)
 	done := make(chan error)
 	go func() { _, err := w.createWith(t.Context(), "", &covev1.SandboxSpec{Image: "app"}); done <- err }()
 	<-reached

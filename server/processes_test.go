@@ -109,10 +109,7 @@ func TestSandboxEndEndsStreams(t *testing.T) {
 		w := newWorld(t, func(c *Config) { c.EndWait = time.Millisecond })
 		sb := w.create(nil)
 		s := w.start(sb.Id, "p", "sleep")
-		w.node.mu.Lock()
-		close(w.node.live[sb.Id].dead)
-		w.node.live[sb.Id].dead = make(chan struct{})
-		w.node.mu.Unlock()
+		close(w.guest(sb.Id).cut)
 		_, _, err := rest(s)
 		wantError(t, err, sandbox.ErrUnavailable)
 	})
@@ -220,7 +217,7 @@ func TestDrainCutsStreams(t *testing.T) {
 	drained := make(chan int)
 	go func() { drained <- w.server.Drain(ctx) }()
 	for !w.server.calls.isDraining() {
-		time.Sleep(time.Millisecond)
+		<-tick()
 	}
 	w.get(sb.Id) // still served
 	select {

@@ -46,14 +46,25 @@ type faultyStore struct {
 	store.Store
 	mu   sync.Mutex
 	fail map[string]error
-	gets atomic.Int64 // image look-ups
-	keys atomic.Int64 // key look-ups
+	slow func(sandbox.Sandbox) // runs before a sandbox is recorded
+	read func(store.Key)       // runs after a key was looked up
+	gets atomic.Int64          // image look-ups
+	keys atomic.Int64          // key look-ups
 }
 
 func (f *faultyStore) failing(method string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fail[method] = err
+}
+
+// holdCreates makes every record wait for gate, and says which one does.
+func (f *faultyStore) holdCreates(gate chan struct{}) (reached chan sandbox.Sandbox) {
+	reached = make(chan sandbox.Sandbox, 1)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.slow = func(sb sandbox.Sandbox) { reached <- sb; <-gate }
+	return reached
 }
 
 func (f *faultyStore) err(method string) error {
@@ -65,6 +76,12 @@ func (f *faultyStore) err(method string) error {
 func (f *faultyStore) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem store.Idempotency) (sandbox.Sandbox, bool, error) {
 	if err := f.err("CreateSandbox"); err != nil {
 		return sandbox.Sandbox{}, false, err
+	}
+	f.mu.Lock()
+	slow := f.slow
+	f.mu.Unlock()
+	if slow != nil {
+		slow(sb)
 	}
 	return f.Store.CreateSandbox(ctx, sb, idem)
 }
@@ -90,7 +107,14 @@ func (f *faultyStore) GetImage(ctx context.Context, name string) (sandbox.Image,
 
 func (f *faultyStore) KeyByHash(ctx context.Context, hash []byte) (store.Key, error) {
 	f.keys.Add(1)
-	return f.Store.KeyByHash(ctx, hash)
+	k, err := f.Store.KeyByHash(ctx, hash)
+	f.mu.Lock()
+	read := f.read
+	f.mu.Unlock()
+	if err == nil && read != nil {
+		read(k)
+	}
+	return k, err
 }
 
 var errStore = sandbox.Errorf(sandbox.Unavailable, "store", "disk on fire")
