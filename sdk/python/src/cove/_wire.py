@@ -2,9 +2,10 @@
 
 Two ways lead to a server. httpx moves files and directories, and everything
 else too where a proxy stands in between or the caller brings an httpx client.
-The direct way (_http1) carries the calls otherwise: one of httpx costs 0.7 ms
-of CPU (1.1 ms async, and more with every idle connection, because httpcore
-polls them all), one of ours 0.1 ms, and an exec is one call.
+The direct way (_http1) carries the calls otherwise. Measured on exec of a
+server that answers at once: 0.84 ms of CPU by httpx, 0.14 ms direct; with 256
+at once in asyncio 5 to 9 ms each, because httpcore polls all its connections for
+every request, against 0.16 ms.
 """
 
 from __future__ import annotations

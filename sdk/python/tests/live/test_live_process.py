@@ -51,7 +51,7 @@ def test_cwd_env_and_user(sb: Any) -> None:
 )
 def test_what_cannot_start(sb: Any, wrong: dict[str, Any], error: Any) -> None:
     with pytest.raises(error):
-        sb.exec(wrong.pop("cmd"), **wrong)
+        sb.exec(**wrong)
 
 
 def test_a_deadline_kills_the_tree_and_keeps_the_output(sb: Any) -> None:

@@ -104,7 +104,7 @@ def test_a_timeout_ends_a_sandbox(live: Live) -> None:
 
 
 def test_stats_come_from_the_host(live: Live, sb: Any) -> None:
-    sb.exec("head -c 20000000 /dev/urandom > /tmp/stats; sync")
+    sb.exec("head -c 20000000 /dev/urandom > /var/tmp/stats; sync")
     stats = sb.stats()
     assert stats.cpu_time > 0
     assert stats.memory > 1 << 20
