@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
@@ -45,40 +46,39 @@ func (s *Server) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var kept, ended, lost, killed int
-	for _, rec := range records {
+	var kept, ended, lost atomic.Int64
+	// Together, because the store commits in groups: after a reboot thousands may have ended.
+	err = inParallel(ctx, reconcileWidth, records, func(rec sandbox.Sandbox) error {
 		if rec.Node != s.node.Name() {
-			continue // another node's
+			return nil // another node's
 		}
 		on, isLive := live[rec.ID]
 		end, hasEnded := ends[rec.ID]
 		switch {
 		case isLive:
-			delete(live, rec.ID)
-			if err := s.keep(ctx, rec, on); err != nil {
-				return err
-			}
-			kept++
+			kept.Add(1)
+			return s.keep(ctx, rec, on)
 		case hasEnded:
-			if _, err := s.recordEnd(ctx, rec.ID, end); err != nil {
-				return err
-			}
-			ended++
+			ended.Add(1)
 		default:
-			end := sandbox.End{Cause: sandbox.NodeLost, At: s.cfg.Clock().UTC(),
+			lost.Add(1)
+			end = sandbox.End{Cause: sandbox.NodeLost, At: s.cfg.Clock().UTC(),
 				Detail: fmt.Sprintf("node %s does not know it: it was lost with the machine, or the server stopped while creating it", s.node.Name())}
-			if _, err := s.recordEnd(ctx, rec.ID, end); err != nil {
-				return err
-			}
-			lost++
 		}
+		_, err := s.recordEnd(ctx, rec.ID, end)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, rec := range records {
+		delete(live, rec.ID)
 	}
 	for id := range live {
 		s.log.Warn("the node runs a sandbox that nobody owns; it is killed", "sandbox", id)
 		if err := s.killOnNode(ctx, id, "no live record of it in the store"); err != nil {
 			return err
 		}
-		killed++
 	}
 	// Whatever the node still reports as ended is on record now or owned by nobody.
 	if ends, err = s.node.Ends(ctx); err != nil {
@@ -89,9 +89,12 @@ func (s *Server) reconcile(ctx context.Context) error {
 			return err
 		}
 	}
-	s.log.Info("reconciled with the node", "kept", kept, "ended", ended, "lost", lost, "killed", killed)
+	s.log.Info("reconciled with the node", "kept", kept.Load(), "ended", ended.Load(), "lost", lost.Load(), "killed", len(live))
 	return nil
 }
+
+// reconcileWidth is how many records are brought in line at once.
+const reconcileWidth = 32
 
 // keep brings the record of a live sandbox and the node's idea of it together.
 // The node knows the episode, because a reset happens there first. The store

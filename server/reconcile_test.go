@@ -1,6 +1,7 @@
 package server
 
 import (
+	"crypto/rand"
 	"testing"
 	"time"
 
@@ -103,12 +104,18 @@ func TestReconcile(t *testing.T) {
 
 func TestReconcileManyPages(t *testing.T) {
 	w := newWorld(t)
-	for i := range 2500 {
-		sb := sandbox.Sandbox{ID: sandbox.NewID(w.server.cfg.Rand), Node: "n1", State: sandbox.Running, Episode: 1, ImageID: "sha256:base",
-			CreatedAt: time.Unix(int64(i), 0).UTC()}
-		if _, _, err := w.store.CreateSandbox(t.Context(), sb, storeNoKey); err != nil {
-			t.Fatal(err)
-		}
+	times := make([]int64, 1500)
+	for i := range times {
+		times[i] = int64(i / 3) // some are made at the same moment
+	}
+	err := inParallel(t.Context(), 64, times, func(at int64) error {
+		sb := sandbox.Sandbox{ID: sandbox.NewID(rand.Reader), Node: "n1", State: sandbox.Running, Episode: 1, ImageID: "sha256:base",
+			CreatedAt: time.Unix(at, 0).UTC()}
+		_, _, err := w.store.CreateSandbox(t.Context(), sb, storeNoKey)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	if err := w.server.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -240,43 +241,56 @@ func (s sandboxService) KillByLabel(ctx context.Context, r *connect.Request[cove
 		f.PageToken = next
 	}
 
-	var (
-		wg     sync.WaitGroup
-		work   = make(chan string)
-		mu     sync.Mutex // guards killed and failed
-		killed []string
-		failed error
-	)
-	for range min(killWidth, len(ids)) {
-		wg.Go(func() {
-			for id := range work {
-				_, err := s.kill(ctx, id)
-				mu.Lock()
-				if err == nil {
-					killed = append(killed, id)
-				} else if !errors.Is(err, sandbox.ErrNotFound) && failed == nil {
-					failed = err
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	for _, id := range ids {
-		if ctx.Err() != nil {
-			break
+	var mu sync.Mutex // guards killed
+	var killed []string
+	err := inParallel(ctx, killWidth, ids, func(id string) error {
+		_, err := s.kill(ctx, id)
+		if errors.Is(err, sandbox.ErrNotFound) {
+			return nil // forgotten meanwhile
 		}
-		work <- id
-	}
-	close(work)
-	wg.Wait()
-	if failed == nil {
-		failed = ctx.Err()
-	}
-	if failed != nil {
-		return nil, failed
+		if err == nil {
+			mu.Lock()
+			killed = append(killed, id)
+			mu.Unlock()
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	slices.Sort(killed)
 	return connect.NewResponse(&covev1.KillByLabelResponse{Ids: killed}), nil
+}
+
+// inParallel calls f for each item, width at a time, and waits. All are tried;
+// the first error is returned. No more are begun once ctx has ended.
+func inParallel[T any](ctx context.Context, width int, items []T, f func(T) error) error {
+	var (
+		wg    sync.WaitGroup
+		work  = make(chan T)
+		mu    sync.Mutex // guards first
+		first error
+	)
+	for range min(width, len(items)) {
+		wg.Go(func() {
+			for item := range work {
+				if err := f(item); err != nil {
+					mu.Lock()
+					first = cmp.Or(first, err)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	for _, item := range items {
+		if ctx.Err() != nil {
+			break
+		}
+		work <- item
+	}
+	close(work)
+	wg.Wait()
+	return cmp.Or(first, ctx.Err())
 }
 
 func (s sandboxService) Stats(ctx context.Context, r *connect.Request[covev1.StatsRequest]) (*connect.Response[covev1.StatsResponse], error) {

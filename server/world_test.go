@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // world is a server on a fake node and a real store, with a client.
 type world struct {
-	*testing.T
+	testing.TB
 	node   *fakeNode
 	store  *faultyStore
 	server *Server
@@ -131,14 +131,14 @@ func (b *syncBuffer) Write(p []byte) (int, error) {
 }
 func (b *syncBuffer) String() string { b.mu.Lock(); defer b.mu.Unlock(); return b.b.String() }
 
-func newWorld(t *testing.T, change ...func(*Config)) *world {
+func newWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
 	st, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "cove.db"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Close() })
-	w := &world{T: t, node: newFakeNode(), store: &faultyStore{Store: st, fail: map[string]error{}}, log: &syncBuffer{}}
+	w := &world{TB: t, node: newFakeNode(), store: &faultyStore{Store: st, fail: map[string]error{}}, log: &syncBuffer{}}
 	cfg := Config{Store: w.store, Node: w.node, Version: "test",
 		Logger: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	for _, f := range change {
@@ -280,7 +280,7 @@ func (w *world) http(method, path string, body io.Reader, headers ...string) (*h
 // plainHTTP keeps no connections, so that none outlives a test.
 var plainHTTP = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
 
-func wantError(t *testing.T, err error, class *sandbox.Error, words ...string) *sandbox.Error {
+func wantError(t testing.TB, err error, class *sandbox.Error, words ...string) *sandbox.Error {
 	t.Helper()
 	var e *sandbox.Error
 	if !errors.As(err, &e) || !errors.Is(err, class) {
