@@ -41,7 +41,9 @@ type Driver interface {
 
 	// Adopt takes back a kernel booted by an earlier process. It fails with
 	// sandbox.ErrNotFound if the kernel is no longer alive; what is left of it
-	// is removed by Sweep.
+	// is removed by Sweep. A driver that knows why it died returns it instead,
+	// with Done closed. Any other error is tried again: it does not say that
+	// the kernel is gone.
 	Adopt(ctx context.Context, h Handle) (Kernel, error)
 
 	// Sweep destroys every kernel of this driver's directory whose id is not

@@ -148,3 +148,33 @@ func (s *suite) testAdoptUnattached(t *testing.T) {
 	}
 	waitFor(t, "done", k.Done())
 }
+
+// A process that dies amid a reset leaves a kernel whose guest serves no
+// container. The node finishes the reset: a crash of ours ends no sandbox.
+func (s *suite) testAdoptAmidAReset(t *testing.T) {
+	dir := t.TempDir()
+	d := s.openIn(t, dir)
+	s.need(t, d, "able to adopt", d.Capabilities().Adopt)
+	k := s.mortal(t, d)
+	if err := k.Attach(deadline(t), s.container(t)); err != nil {
+		t.Fatal(err)
+	}
+	s.sh(t, k, "echo old > marker")
+	h := journaled(t, k)
+	if err := k.Guest().Leave(deadline(t)); err != nil { // what a reset does first
+		t.Fatal(err)
+	}
+	d = s.restart(t, d, dir)
+	k, err := d.Adopt(deadline(t), h)
+	if err != nil {
+		t.Fatalf("adopt: %v", err)
+	}
+	destroyAtEnd(t, k)
+	if err := k.Reset(deadline(t), s.container(t)); err != nil {
+		t.Fatalf("reset: %v", err)
+	}
+	s.sh(t, k, "! test -e marker")
+	if err := k.Reset(deadline(t), s.container(t)); err != nil {
+		t.Errorf("another reset: %v", err)
+	}
+}

@@ -29,7 +29,7 @@ func (s *suite) testMemoryLimit(t *testing.T) {
 	}
 	t.Run("what is written to disk is not memory", func(t *testing.T) {
 		k := s.attached(t, d, func(c *runtime.Container) { c.Resources.Memory, c.Resources.MemoryLimit = 64<<20, 128<<20 })
-		s.sh(t, k, "head -c 500000000 /dev/zero > /big && wc -c < /big && rm /big")
+		s.sh(t, k, "head -c 300000000 /dev/zero > /big && wc -c < /big && rm /big")
 		if isDone(k) {
 			t.Errorf("exit %+v", k.Exit())
 		}

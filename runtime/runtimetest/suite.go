@@ -70,6 +70,7 @@ func Run(t *testing.T, f Factory) {
 		{"Adopt", s.testAdopt},
 		{"AdoptWhatIsGone", s.testAdoptGone},
 		{"AdoptUnattached", s.testAdoptUnattached},
+		{"AdoptAmidAReset", s.testAdoptAmidAReset},
 		{"Isolation", s.testIsolation},
 		{"IsolationOfEpisodes", s.testIsolationOfEpisodes},
 		{"IsolationOfUsers", s.testUsers},
