@@ -159,12 +159,12 @@ const quiet = 250 * time.Millisecond
 func (a *app) upToNow(cmd *cobra.Command, f *follower) error {
 	api := a.api
 	ctx, cancel := contextWithIdle(cmd.Context(), quiet)
-	defer cancel.stop()
+	defer cancel.stop() // twice is fine
 	s, err := api.Processes.Attach(ctx, connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: f.sandbox, ExecId: f.execID, Offset: f.offset}))
 	if err != nil {
 		return err
 	}
-	defer s.Close()
+	defer func() { cancel.stop(); s.Close() }()
 	for s.Receive() {
 		cancel.touch()
 		if o := s.Msg().GetOutput(); o != nil {

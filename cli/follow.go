@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -53,6 +54,10 @@ func (f *follower) run(ctx context.Context) (*covev1.ProcessEnd, error) {
 		end, progress, err := f.once(ctx)
 		if end != nil || err == nil {
 			return end, nil
+		}
+		var ours *ExitError
+		if errors.As(err, &ours) {
+			return nil, err // not the connection
 		}
 		if ctx.Err() != nil {
 			return nil, &sandbox.Error{Class: sandbox.Canceled, Err: ctx.Err()}
@@ -103,7 +108,9 @@ func (f *follower) once(ctx context.Context) (end *covev1.ProcessEnd, progress b
 	if err != nil {
 		return nil, false, err
 	}
-	defer s.Close()
+	// Closing reads what is still coming, which for an endless output is for
+	// ever: it must be cancelled first.
+	defer func() { cancel(); s.Close() }()
 	for s.Receive() {
 		progress = true
 		switch ev := s.Msg().GetEvent().(type) {
@@ -137,6 +144,10 @@ func (f *follower) once(ctx context.Context) (end *covev1.ProcessEnd, progress b
 	return nil, progress, &sandbox.Error{Class: sandbox.Unavailable, Err: io.ErrUnexpectedEOF}
 }
 
+// errNoReader is a closed pipe behind us ("| head"): the code a shell gives to
+// what SIGPIPE ended, and nothing to say.
+var errNoReader = &ExitError{Code: 128 + int(syscall.SIGPIPE)}
+
 // output passes on what is new: a replay may begin before the offset.
 func (f *follower) output(o *covev1.ProcessOutput) error {
 	skip := f.offset - o.GetOffset()
@@ -148,6 +159,9 @@ func (f *follower) output(o *covev1.ProcessOutput) error {
 	}
 	f.offset = o.GetOffset() + int64(len(o.GetData()))
 	if err := f.onOutput(o); err != nil {
+		if errors.Is(err, syscall.EPIPE) {
+			return errNoReader
+		}
 		return &ExitError{Code: exitCove, Err: fmt.Errorf("writing output: %w", err)}
 	}
 	return nil

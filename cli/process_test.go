@@ -227,6 +227,34 @@ func TestABrokenStreamIsGivenUpInTheEnd(t *testing.T) {
 	}
 }
 
+// "cove run … | head -1": the command hears of it and the sandbox goes.
+func TestAClosedPipeBehindUsEndsTheCommand(t *testing.T) {
+	f := newFakeAPI(t)
+	f.script = func(ctx context.Context, p *fakeProcess, attach bool, off int64, send send) error {
+		if err := send(startedEvent(p.spec.GetExecId())); err != nil {
+			return err
+		}
+		for i := int64(0); ; i += 2 {
+			if err := send(outEvent(i, "y\n")); err != nil {
+				return err
+			}
+		}
+	}
+	got := f.cove(t, settings{deps: func(d *Deps) { d.Stdout = closedPipe{} }}, "run", "--", "yes")
+	if got.code != 141 || got.stderr != "" || len(f.killed) != 1 {
+		t.Errorf("%+v, killed %v", got, f.killed)
+	}
+	if s := <-f.only(t).signals; s != "SIGPIPE" {
+		t.Errorf("the command got %s", s)
+	}
+}
+
+type closedPipe struct{}
+
+func (closedPipe) Write([]byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE}
+}
+
 func TestLostOutputIsSaid(t *testing.T) {
 	f := newFakeAPI(t)
 	f.addSandbox("abc", nil)

@@ -80,6 +80,11 @@ func (s *session) run(ctx context.Context, sandboxID string, spec *covev1.Proces
 	sigs, stop := a.Notify(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer stop()
 
+	// Taken, so that a closed pipe behind us is an error we can act on and not
+	// our death with a sandbox left behind.
+	_, stopPipe := a.Notify(syscall.SIGPIPE)
+	defer stopPipe()
+
 	started := make(chan struct{})
 	f := &follower{
 		app: a, sandbox: sandboxID, execID: spec.ExecId, spec: spec, onOutput: a.toStdio,
@@ -100,6 +105,13 @@ func (s *session) run(ctx context.Context, sandboxID string, spec *covev1.Proces
 	}
 
 	end, err := f.run(ctx)
+	if errors.Is(err, errNoReader) {
+		// What it would have got had it written to the pipe itself.
+		sctx, cancelSignal := context.WithTimeout(ctx, 5*time.Second)
+		defer cancelSignal()
+		p.signal(sctx, "SIGPIPE")
+		return err
+	}
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 			return cause
