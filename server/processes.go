@@ -53,10 +53,22 @@ func (s *Server) withGuest(ctx context.Context, id string, f func(Guest) error) 
 	if err == nil || ctx.Err() != nil || !broken(err) {
 		return err
 	}
-	if end, ok := s.awaitEnd(ctx, id, s.cfg.EndWait); ok {
+	if end, ok := s.awaitEnd(ctx, id, s.doubt(ctx, id)); ok {
 		return endedError(id, end)
 	}
 	return err
+}
+
+// doubt is how long to wait for news of an end after an error that may mean
+// one. A full container answers Unavailable to a start, too; while the node
+// thinks that the sandbox lives, that is the better guess.
+func (s *Server) doubt(ctx context.Context, id string) time.Duration {
+	_, release, err := s.node.Guest(ctx, id)
+	if err != nil {
+		return s.cfg.EndWait
+	}
+	release()
+	return min(s.cfg.EndWait, 500*time.Millisecond)
 }
 
 // broken says whether err may mean that the machine inside is gone, as opposed
@@ -142,12 +154,15 @@ func (s *Server) stream(ctx context.Context, id string, out *connect.ServerStrea
 	if ctx.Err() != nil || !broken(err) {
 		return err
 	}
-	end, ok := s.endOfProcess(ctx, id, resets)
-	switch {
-	case !ok:
+	if !p.started {
+		if end, ok := s.awaitEnd(ctx, id, s.doubt(ctx, id)); ok {
+			return endedError(id, end)
+		}
 		return err
-	case !p.started:
-		return endedError(id, end)
+	}
+	end, ok := s.endOfProcess(ctx, id, resets)
+	if !ok {
+		return err
 	}
 	return p.finish(sandbox.ProcessEnd{End: end, OutputBytes: p.offset, Duration: time.Since(began)})
 }
