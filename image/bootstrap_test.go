@@ -65,7 +65,7 @@ func TestBootstrapCancelled(t *testing.T) {
 	lib := libraryAt(t, dir, image.Options{})
 	ctx, cancel := context.WithCancel(t.Context())
 	var seen []string
-	_, err := lib.Bootstrap(ctx, image.Debian{}, func(p sandbox.Progress) {
+	_, err := lib.Bootstrap(ctx, image.Debian{Packages: []string{"bash"}}, func(p sandbox.Progress) {
 		seen = append(seen, p.Step)
 		// By then the new root has its mounts and runs programs.
 		if strings.Contains(p.Step, "installing essential packages") {

@@ -18,11 +18,12 @@ import (
 // followed; other file systems mounted below are left out.
 func (l *Library) ImportDir(ctx context.Context, dir string, cfg sandbox.ImageConfig, progress func(sandbox.Progress)) (sandbox.Image, error) {
 	return l.build(ctx, "image.import_dir", progress, func(b *build) (sidecar, error) {
+		info, err := os.Stat(dir)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+			return sidecar{}, sandbox.InvalidField("dir", "%s is not a directory on this machine", dir)
+		}
 		root, err := os.OpenRoot(dir)
 		if err != nil {
-			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-				return sidecar{}, sandbox.InvalidField("dir", "%v", err)
-			}
 			return sidecar{}, err
 		}
 		b.cleanup = append(b.cleanup, func() { root.Close() })

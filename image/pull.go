@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"io"
 	"math"
 	"net/http"
@@ -53,31 +52,47 @@ func (l *Library) Pull(ctx context.Context, ref, platform string, progress func(
 		}
 		blobs := &blobs{lib: l, repo: r.Context(), progress: b.progress,
 			client: &http.Client{Transport: rt, CheckRedirect: noInwardRedirects}}
-		files, config, err := b.download(blobs, manifest)
-		defer func() {
-			for _, f := range files {
-				f.Close()
-			}
-		}()
-		if err != nil {
-			return sidecar{}, err
-		}
-		side, err := b.applyImage(config, want, len(manifest.Layers), func(i int) (io.ReadCloser, error) {
-			d := manifest.Layers[i]
-			return io.NopCloser(io.NewSectionReader(files[d.Digest], 0, d.Size)), nil
-		})
+		side, err := b.pullImage(blobs, manifest, want)
 		// A download is worth keeping for the next attempt only where that
-		// could end differently.
-		if err == nil || !errors.Is(asError(b.ctx, op, err), sandbox.ErrCanceled) && !errors.Is(err, sandbox.ErrUnavailable) {
-			for d, f := range files {
-				if sameFile(f, l.partialPath(d.Hex)) {
-					os.Remove(l.partialPath(d.Hex))
-				}
-			}
+		// could end differently, and where it does not fill the disk.
+		if class := sandbox.ClassOf(asError(b.ctx, op, err)); class != sandbox.Canceled && class != sandbox.DeadlineReached && class != sandbox.Unavailable {
+			l.forgetPartials(manifest)
 		}
 		side.Image.Source = r.Context().Name() + "@" + digest.String()
 		return side, err
 	})
+}
+
+func (b *build) pullImage(blobs *blobs, m *v1.Manifest, want v1.Platform) (sidecar, error) {
+	files, config, err := b.download(blobs, m)
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	if err != nil {
+		return sidecar{}, err
+	}
+	return b.applyImage(config, want, len(m.Layers), func(i int) (io.ReadCloser, error) {
+		d := m.Layers[i]
+		return io.NopCloser(io.NewSectionReader(files[d.Digest], 0, d.Size)), nil
+	})
+}
+
+// forgetPartials removes the blobs of an image from the partial directory,
+// except those another pull is at.
+func (l *Library) forgetPartials(m *v1.Manifest) {
+	for _, d := range append(slices.Clone(m.Layers), m.Config) {
+		name := l.partialPath(d.Digest.Hex)
+		f, err := os.Open(name)
+		if err != nil {
+			continue
+		}
+		if tryFlock(f) == nil {
+			os.Remove(name)
+		}
+		f.Close()
+	}
 }
 
 // resolve finds the manifest for a platform, through an index if there is one.

@@ -38,7 +38,7 @@ func (l *Library) newWorkspace(ctx context.Context) (_ *workspace, err error) {
 	}
 	f, err := os.OpenFile(filepath.Join(dir, workspaceLock), os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err = tryFlock(f)
 	}
 	if err != nil {
 		if f != nil {
@@ -74,7 +74,7 @@ func (l *Library) sweep() error {
 	for _, e := range tmp {
 		dir := filepath.Join(l.tmpDir(), e.Name())
 		if f, err := os.Open(filepath.Join(dir, workspaceLock)); err == nil {
-			held := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
+			held := tryFlock(f) != nil
 			f.Close()
 			if held {
 				continue
@@ -137,7 +137,7 @@ func (l *Library) lockNames(ctx context.Context) (unlock func(), err error) {
 // so it asks again every 20 ms: waiting is rare and short.
 func flock(ctx context.Context, f *os.File) error {
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := tryFlock(f)
 		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			return err
 		}
@@ -148,6 +148,8 @@ func flock(ctx context.Context, f *os.File) error {
 		}
 	}
 }
+
+func tryFlock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
 
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
