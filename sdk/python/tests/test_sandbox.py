@@ -73,6 +73,14 @@ def test_create_waits_for_a_full_server_as_long_as_it_is_told(api: Api) -> None:
     assert all(5 <= seconds < 8 for seconds in api.time.slept)
 
 
+def test_create_goes_on_waiting_when_the_server_gave_up(api: Api) -> None:
+    late = Fail("deadline_exceeded", "deadline_exceeded", "gave up waiting", status=504)
+    answers: list[Any] = [late, {"sandbox": sandbox_json()}]
+    api.server.on("Sandboxes/Create", lambda _: answers.pop(0))
+    assert api.Sandbox.create(client=api.client).id == "sb1"
+    assert len({got.message["idempotencyKey"] for got in api.server.sent("Create")}) == 1
+
+
 def test_create_gives_up_at_its_timeout(api: Api) -> None:
     full = Fail("no_capacity", "resource_exhausted", "full", hint="kill some", retry_after_ms=4000, status=429)
     api.server.on("Sandboxes/Create", full)
@@ -263,6 +271,14 @@ def test_a_pull_reports_and_survives_a_break(api: Api) -> None:
     assert image.names == ("py",)
     assert [s.step for s in steps] == ["download", "download", "done"]
     assert steps[0] == cove.PullProgress("download", 5, 10)
+
+
+def test_a_registry_out_of_reach_is_told_at_once(api: Api) -> None:
+    # The server has tried on its own.
+    api.server.on("Images/Pull", Fail("unavailable", "unavailable", "registry cannot be used now"))
+    with pytest.raises(cove.Unavailable, match="registry"):
+        api.client.images.pull("127.0.0.1:1/x")
+    assert api.server.count("Pull") == 1
 
 
 def test_a_pull_that_fails(api: Api) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 from ._calls import Call
 from ._config import resolve_key, resolve_url
 from ._connect import STREAM, UNARY, encode_stream, encode_unary
-from ._retry import Backoff, Clock, may_retry
+from ._retry import Backoff, Clock, is_full, may_retry
 from ._version import VERSION
 from ._wire import Request
 from .errors import CoveError, TransportError
@@ -79,8 +79,16 @@ class Settings:
 class Attempts:
     """The attempts of one call."""
 
-    def __init__(self, settings: Settings, *, repeatable: bool, wait_capacity: Optional[float] = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        repeatable: bool,
+        wait_capacity: Optional[float] = None,
+        server_retries: bool = False,
+    ) -> None:
         """wait_capacity: seconds to wait for a full server; None means not at all."""
+        self._server_retries = server_retries
         self._settings = settings
         self._repeatable = repeatable
         self._capacity = None if wait_capacity is None else Backoff(wait_capacity, settings.clock)
@@ -94,10 +102,14 @@ class Attempts:
 
     def delay_after(self, error: CoveError) -> float:
         """Seconds until the next attempt; raises error if there shall be none."""
-        if not may_retry(error, repeatable=self._repeatable, wait_capacity=self._capacity is not None):
+        if not may_retry(
+            error,
+            repeatable=self._repeatable,
+            wait_capacity=self._capacity is not None,
+            server_retries=self._server_retries,
+        ):
             raise error
-        if error.code == "no_capacity":
-            assert self._capacity is not None
+        if self._capacity is not None and is_full(error):
             return self._capacity.delay_after(error)
         if self._recovery is None:
             self._recovery = self._settings.backoff(error)

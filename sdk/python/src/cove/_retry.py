@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Callable
 
-from .errors import CoveError, NoCapacity, TransportError, Unavailable
+from .errors import CoveError, DeadlineExceeded, NoCapacity, TransportError, Unavailable
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,24 @@ class Clock:
     random: Callable[[], float] = random.random
 
 
-def may_retry(error: CoveError, *, repeatable: bool, wait_capacity: bool = False) -> bool:
-    """Whether sending the same call again can neither do harm nor is pointless."""
+def may_retry(error: CoveError, *, repeatable: bool, wait_capacity: bool = False, server_retries: bool = False) -> bool:
+    """Whether sending the same call again can neither do harm nor is pointless.
+
+    server_retries: the server itself has tried for long, so that only a time it
+    names is worth another request.
+    """
     if isinstance(error, TransportError):
         return repeatable or not error.sent
     if isinstance(error, Unavailable):
         # Mostly refused before anything was done; but a server that drains also
         # cuts off what it is in the middle of.
-        return repeatable
-    return wait_capacity and isinstance(error, NoCapacity)
+        return repeatable and (not server_retries or error.retry_after is not None)
+    return wait_capacity and is_full(error)
+
+
+def is_full(error: CoveError) -> bool:
+    """Whether a create may succeed later: there was no room, or not in the time the server gives itself."""
+    return isinstance(error, (NoCapacity, DeadlineExceeded))
 
 
 class Backoff:

@@ -109,9 +109,9 @@ class Client:
             reply.close()
         raise error_of_reply(reply.status, body, reply.header("retry-after"))
 
-    def retrying(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
+    def retrying(self, attempt: Callable[[], T], *, repeatable: bool, server_retries: bool = False) -> T:
         """Run something that makes requests, again where that is safe."""
-        attempts = Attempts(self._settings, repeatable=repeatable)
+        attempts = Attempts(self._settings, repeatable=repeatable, server_retries=server_retries)
         while True:
             try:
                 return attempt()
@@ -159,7 +159,7 @@ class Images:
                 reply.close()
             return pull.result()
 
-        return self._client.retrying(attempt, repeatable=True)
+        return self._client.retrying(attempt, repeatable=True, server_retries=True)
 
 
 class AsyncClient:
@@ -232,9 +232,11 @@ class AsyncClient:
             return reply
         raise error_of_reply(reply.status, await read_all(reply), reply.header("retry-after"))
 
-    async def retrying(self, attempt: Callable[[], Awaitable[T]], *, repeatable: bool) -> T:
+    async def retrying(
+        self, attempt: Callable[[], Awaitable[T]], *, repeatable: bool, server_retries: bool = False
+    ) -> T:
         """Run something that makes requests, again where that is safe."""
-        attempts = Attempts(self._settings, repeatable=repeatable)
+        attempts = Attempts(self._settings, repeatable=repeatable, server_retries=server_retries)
         while True:
             try:
                 return await attempt()
@@ -289,7 +291,7 @@ class AsyncImages:
                 await reply.close()
             return pull.result()
 
-        return await self._client.retrying(attempt, repeatable=True)
+        return await self._client.retrying(attempt, repeatable=True, server_retries=True)
 
 
 def _pull_message(reference: str, platform: Optional[str], name: Optional[str]) -> dict[str, Any]:
