@@ -92,6 +92,7 @@ func (n *Node) Bulk(ctx context.Context, id string, op guest.BulkOp, stdin, stdo
 		return err
 	}
 	defer release()
+	op.User = b.image.User
 	return b.kernel.Bulk(ctx, op, stdin, stdout)
 }
 

@@ -55,5 +55,4 @@ type Stats struct {
 	MemoryPeak int64         `json:"memory_peak"` // 0 where the host does not count it
 	DiskUsed   int64         `json:"disk_used"`   // bytes allocated to the writable layer
 	Processes  int64         `json:"processes"`
-	OOMKills   int64         `json:"oom_kills,omitempty"` // > 0: the sandbox is over its memory limit and ending
 }

@@ -24,7 +24,7 @@ import (
 func (k *Kernel) Bulk(ctx context.Context, op guest.BulkOp, stdin, stdout *os.File) error {
 	const opName = "gvisor.bulk"
 	k.mu.Lock()
-	op.InitPID, op.User = k.initPID, k.env.Rootfs.User
+	op.InitPID = k.initPID
 	k.mu.Unlock()
 	if op.InitPID == 0 {
 		return sandbox.Errorf(sandbox.Precondition, opName, "kernel %s has no container", k.id)

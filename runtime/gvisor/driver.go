@@ -198,8 +198,12 @@ func (d *Driver) Adopt(ctx context.Context, h runtime.Handle) (runtime.Kernel, e
 	if err := json.Unmarshal(h.Data, &k.saved); err != nil {
 		return nil, sandbox.Errorf(sandbox.Corrupt, op, "handle of kernel %s: %w", h.ID, err)
 	}
-	if err := k.adopt(ctx); err != nil {
-		return nil, sandbox.Errorf(sandbox.NotFound, op, "kernel %s: %w", h.ID, err)
+	err := k.adopt(ctx)
+	if err != nil && processStart(k.saved.PID) != k.saved.StartTime {
+		return nil, sandbox.Errorf(sandbox.NotFound, op, "kernel %s: its process is gone", h.ID)
+	}
+	if err != nil {
+		return nil, sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", h.ID, err)
 	}
 	return k, nil
 }

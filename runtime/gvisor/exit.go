@@ -58,7 +58,7 @@ func (k *Kernel) watch() error {
 
 // watchInit notices when code inside kills its container's init, which takes
 // the container down but leaves the kernel and the guest alive.
-func (k *Kernel) watchInit(pid int) {
+func (k *Kernel) watchInit() {
 	ctx, cancel := context.WithCancel(context.Background())
 	k.watchers.Go(func() {
 		defer cancel()

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -50,7 +51,6 @@ type Kernel struct {
 	mu        sync.Mutex
 	container string // id of the user's container inside the kernel, "" before Attach
 	initPID   int
-	env       runtime.Container
 	destroyed bool
 }
 
@@ -216,51 +216,59 @@ func (k *Kernel) dial(ctx context.Context) (net.Conn, error) {
 	return net.FileConn(ours)
 }
 
-// adopt finds a kernel of an earlier process again.
+// adopt finds a kernel of an earlier process again. Without an error but with
+// Done closed, it is dead and the cause is known.
 func (k *Kernel) adopt(ctx context.Context) error {
 	if k.saved.PID == 0 || processStart(k.saved.PID) != k.saved.StartTime {
-		return errors.New("its process is gone")
+		if k.d.groups.oomKills(k.id) > 0 {
+			k.finish(sandbox.OOM, overLimit)
+			return nil
+		}
+		return sandbox.ErrNotFound
 	}
 	k.sb = &gvsandbox.Sandbox{ID: k.id, UID: k.saved.UID, GID: k.saved.UID, ControlSocketPath: k.saved.Socket}
 	k.sb.Pid.Store(k.saved.PID)
 	if err := k.watch(); err != nil {
 		return err
 	}
-	if err := k.connect(ctx); err != nil {
-		k.stop()
-		k.watchers.Wait()
-		return err
+	init, err := 0, k.connect(ctx)
+	if err == nil {
+		init, err = k.guest.Init(ctx)
 	}
-	init, err := k.guest.Init(ctx)
 	if err != nil {
+		k.guest.Close()
 		k.stop()
 		k.watchers.Wait()
 		return fmt.Errorf("asking the guest for its container: %w", err)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.initPID = init
-	if init != 0 {
-		k.container = k.newestContainer()
-		k.watchInit(init)
+	if cids := k.containers(); len(cids) > 0 {
+		k.container = cids[len(cids)-1]
+	}
+	// No init but a container: the process before us died amid a reset.
+	if k.initPID = init; init != 0 {
+		k.watchInit()
 	}
 	return nil
 }
 
-// newestContainer finds the container of an adopted kernel by its layer.
-func (k *Kernel) newestContainer() string {
+// containers names the user containers there are or were, oldest first, by
+// their layers. There is one, but for a reset that was cut off.
+func (k *Kernel) containers() []string {
 	layers, _ := filepath.Glob(filepath.Join(k.dir(), userContainer+"*.upper"))
-	best := 0
+	var cids []string
 	for _, l := range layers {
-		var n int
-		if _, err := fmt.Sscanf(filepath.Base(l), userContainer+"%d.upper", &n); err == nil {
-			best = max(best, n)
-		}
+		cids = append(cids, strings.TrimSuffix(filepath.Base(l), ".upper"))
 	}
-	if best == 0 {
-		return ""
-	}
-	return userContainer + strconv.Itoa(best)
+	slices.SortFunc(cids, func(a, b string) int { return episode(a) - episode(b) })
+	return cids
+}
+
+// episode is the number in a container's name.
+func episode(cid string) int {
+	n, _ := strconv.Atoi(strings.TrimPrefix(cid, userContainer)) // 0 for a name that is not ours
+	return n
 }
 
 // Attach gives the kernel its container. See runtime.Kernel.
@@ -288,23 +296,25 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 	if k.container == "" {
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
 	}
-	old := k.container
+	old, whole := k.containers(), k.initPID != 0
 	k.initPID = 0 // its death is ours, not the code's inside
 	if err := k.guest.Leave(ctx); err != nil {
 		return k.explain(op, err)
 	}
-	if err := k.sb.DestroyContainer(old); err != nil {
+	for _, cid := range old {
+		// Of a reset that was cut off, some may be gone already: then the
+		// sentry knows no such container, which is what is wanted.
+		if err := k.sb.DestroyContainer(cid); err != nil && whole {
+			return k.explain(op, err)
+		}
+	}
+	if err := k.startLocked(ctx, c, userContainer+strconv.Itoa(episode(k.container)+1)); err != nil {
 		return k.explain(op, err)
 	}
-	n, err := strconv.Atoi(old[len(userContainer):])
-	if err != nil {
-		return sandbox.Errorf(sandbox.Internal, op, "%w", err)
-	}
-	if err := k.startLocked(ctx, c, userContainer+strconv.Itoa(n+1)); err != nil {
-		return k.explain(op, err)
-	}
-	if err := os.Remove(k.layer(old)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return k.explain(op, err)
+	for _, cid := range old {
+		if err := os.Remove(k.layer(cid)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return k.explain(op, err)
+		}
 	}
 	return nil
 }
@@ -371,8 +381,8 @@ func (k *Kernel) startLocked(ctx context.Context, c runtime.Container, cid strin
 	if err != nil {
 		return fmt.Errorf("the guest cannot enter the container: %w", err)
 	}
-	k.initPID, k.env = init, c
-	k.watchInit(init)
+	k.initPID = init
+	k.watchInit()
 	return nil
 }
 
@@ -398,7 +408,6 @@ func (k *Kernel) Stats(ctx context.Context) (sandbox.Stats, error) {
 		return s, sandbox.Errorf(sandbox.NotFound, "gvisor.stats", "kernel %s: %w", k.id, err)
 	}
 	s.Memory += k.saved.BootMemory
-	s.OOMKills = k.d.groups.oomKills(k.id)
 	k.mu.Lock()
 	cid := k.container
 	k.mu.Unlock()
