@@ -126,7 +126,7 @@ func (ep *episode) reserve(spec *sandbox.ProcessSpec) (ex *exec, fresh bool, err
 	}
 	ex = &exec{id: spec.ExecID, mark: markKey + "=" + ep.token + ":" + spec.ExecID, ep: ep, log: &outlog{budget: ep.budget},
 		started: make(chan struct{}), done: make(chan struct{}), input: make(chan struct{}, 1),
-		args: listedArgs(spec), user: spec.User, cwd: spec.Cwd, pty: spec.PTY != nil, startedAt: time.Now()}
+		args: listedArgs(spec), user: spec.User, cwd: spec.Cwd, pty: spec.PTY != nil, interactive: spec.PTY != nil || spec.Stdin, startedAt: time.Now()}
 	if ex.user == "" {
 		ex.user = ep.user
 	}
@@ -325,6 +325,9 @@ func (ep *episode) leave() {
 	}
 	if !ep.space.contained() { // otherwise the container is destroyed, which is faster and more thorough
 		tree{leaders: leaders, mark: markKey + "=" + ep.token + ":", all: true}.kill()
+	}
+	if ep.space.contained() {
+		ep.unstick() // or leaving would wait for a start that code inside holds up
 	}
 	reaped := make(chan struct{})
 	go func() { ep.running.Wait(); close(reaped) }()

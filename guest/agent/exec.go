@@ -37,6 +37,8 @@ type exec struct {
 	pty       bool
 	startedAt time.Time
 
+	interactive bool // a terminal or open stdin: someone waits for every event
+
 	input chan struct{} // holds one token: whose turn it is to write stdin
 
 	mu       sync.Mutex

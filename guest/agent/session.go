@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"time"
 
 	"github.com/cove-sandbox/cove/guest/wire"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -218,6 +219,12 @@ func (s *session) start(ep *episode, r wire.Req, body *content) error {
 	return s.stream(ex, rd, !fresh)
 }
 
+// startedHold is how long the first news of a process that takes no input wait
+// for more to say. A short command ends within it (7 ms for true on gVisor) and
+// then costs one write and one wake-up of the host instead of two or three,
+// which are made while the process itself wants the CPU.
+const startedHold = 10 * time.Millisecond
+
 // flushAt is how much output is gathered into one write.
 const flushAt = 128 << 10
 
@@ -238,17 +245,27 @@ func (s *session) stream(ex *exec, rd *logReader, replayed bool) error {
 	}
 	queued := 0
 	var header [16]byte
+	var held <-chan time.Time // nil: nothing is held back
+	if !replayed && !ex.interactive {
+		hold := time.NewTimer(startedHold)
+		defer hold.Stop()
+		held = hold.C
+	}
 	for {
 		got, wait := rd.next()
 		var err error
 		switch {
 		case wait != nil:
-			if err = c.Flush(); err != nil {
-				break
+			if held == nil {
+				if err = c.Flush(); err != nil {
+					break
+				}
+				queued = 0
 			}
-			queued = 0
 			select {
 			case <-wait:
+			case <-held:
+				held = nil
 			case <-s.ctx.Done():
 				return errGone
 			}

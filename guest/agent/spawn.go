@@ -1,12 +1,14 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,6 +23,7 @@ const (
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	defaultTerm = "xterm-256color"
 	maxPath     = 4096
+	maxName     = 255
 )
 
 // checkSpec refuses what can be refused without touching the container.
@@ -74,7 +77,7 @@ func (ep *episode) spawn(spec *sandbox.ProcessSpec, mark string, log *outlog) (*
 	var c *child
 	var ferr error
 	err = ep.space.spawner(func() {
-		defer unstickEvery(time.Second)()
+		defer ep.unstickEvery(time.Second)()
 		c, ferr = ep.fork(spec, mark, fds)
 	})
 	if err = errors.Join(err, ferr); err != nil {
@@ -124,7 +127,7 @@ func (ep *episode) openStdio(spec *sandbox.ProcessSpec) (*stdio, error) {
 		}
 		*theirs = other
 		fds.owned = append(fds.owned, other)
-		unix.SetNonblock(own, true)
+		unix.FcntlInt(uintptr(own), unix.F_SETFL, unix.O_NONBLOCK) // a new pipe has no other flags to keep
 		return os.NewFile(uintptr(own), name), nil
 	}
 	var err error
@@ -205,6 +208,10 @@ func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio) (*ch
 		attr.Sys.Credential = &syscall.Credential{Uid: id.uid, Gid: id.gid, Groups: id.groups}
 	}
 	pid, err := syscall.ForkExec(program, argv, attr)
+	if err == unix.EACCES && !id.mayEnter(&st) {
+		return nil, &sandbox.Error{Class: sandbox.Denied, Field: "cwd", Msg: fmt.Sprintf("user %s may not enter %s", cmp.Or(id.name, strconv.Itoa(int(id.uid))), cwd),
+			Hint: "set cwd to a directory of that user"}
+	}
 	if err != nil {
 		return nil, startError(argv[0], program, err)
 	}
@@ -354,15 +361,15 @@ func startError(name, program string, err error) error {
 			return &sandbox.Error{Class: sandbox.Invalid, Field: "args", Msg: name + ": its interpreter is missing", Hint: "check the #! line, or that the image has the loader the program was built for"}
 		}
 		return &sandbox.Error{Class: sandbox.NotFound, Field: "args", Msg: "command not found: " + name, Hint: "check the path"}
+	case errors.Is(err, unix.E2BIG), errors.Is(err, unix.ENAMETOOLONG) && len(program) < maxName: // the second is gVisor's word for one long argument
+		return &sandbox.Error{Class: sandbox.TooLarge, Field: "args", Msg: "arguments and environment together are larger than the kernel takes",
+			Hint: "send large content as input or in a file; a single argument may have at most 128 KiB"}
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENAMETOOLONG):
 		return &sandbox.Error{Class: sandbox.NotFound, Field: "args", Msg: "command not found: " + name, Err: err}
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return &sandbox.Error{Class: sandbox.Denied, Field: "args", Msg: name + ": permission denied", Hint: "the user needs execute permission on the program and access to cwd"}
 	case errors.Is(err, unix.ENOEXEC):
 		return &sandbox.Error{Class: sandbox.Invalid, Field: "args", Msg: name + ": not a program this machine can run", Hint: "a script needs a #! line"}
-	case errors.Is(err, unix.E2BIG):
-		return &sandbox.Error{Class: sandbox.TooLarge, Field: "args", Msg: "arguments and environment together are larger than the kernel takes",
-			Hint: "send large content as input or in a file; a single argument may have at most 128 KiB"}
 	case errors.Is(err, unix.EISDIR), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ELIBBAD):
 		return &sandbox.Error{Class: sandbox.Invalid, Field: "args", Msg: name + ": cannot be executed", Err: err}
 	}
@@ -382,10 +389,10 @@ func resourceError(err error) error {
 	return &sandbox.Error{Class: sandbox.Unavailable, Msg: "cannot start a process now", Hint: hint, Err: err}
 }
 
-// unstickEvery continues, until the returned function is called, children that
-// were stopped before they executed. Code inside that stops every new pid would
-// otherwise hold the spawner, which waits for the execve, for ever.
-func unstickEvery(d time.Duration) (stop func()) {
+// unstickEvery sees, until the returned function is called, to children that
+// were stopped before they executed: the spawner waits for their execve, and
+// code inside that stops every new pid would otherwise hold it for ever.
+func (ep *episode) unstickEvery(d time.Duration) (stop func()) {
 	var mu sync.Mutex
 	var t *time.Timer
 	stopped := false
@@ -395,7 +402,7 @@ func unstickEvery(d time.Duration) (stop func()) {
 		mu.Lock()
 		defer mu.Unlock()
 		if !stopped {
-			unstickChildren()
+			ep.unstick()
 			t.Reset(d)
 		}
 	})
@@ -407,15 +414,23 @@ func unstickEvery(d time.Duration) (stop func()) {
 	}
 }
 
-func unstickChildren() {
+// unstick continues children that still are the agent's own program, or ends
+// them when the episode is over and they will not be needed.
+func (ep *episode) unstick() {
+	sig := unix.SIGCONT
+	select {
+	case <-ep.over:
+		sig = unix.SIGKILL
+	default:
+	}
 	me := os.Getpid()
 	own, _ := os.Readlink("/proc/self/exe")
 	for _, t := range allTasks() {
-		if t.ppid != me || t.state != 'T' {
+		if t.ppid != me || t.state != 'T' && t.state != 't' {
 			continue
 		}
 		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", t.pid)); exe == own {
-			unix.Kill(t.pid, unix.SIGCONT)
+			unix.Kill(t.pid, sig)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package agent
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -75,14 +74,28 @@ func readTask(pid int) (task, bool) {
 	return t, true
 }
 
-// readProc reads a file of the agent's own /proc, at most limit bytes of it.
-func readProc(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
+// readProc reads a file of the agent's own /proc, at most limit bytes of it. It
+// is on the path of every start, so it makes three system calls and not the
+// seven of os.ReadFile.
+func readProc(path string, limit int) ([]byte, error) {
+	fd, err := retryEINTR(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, limit))
+	defer unix.Close(fd)
+	buf := make([]byte, min(limit, 4096))
+	n := 0
+	for {
+		m, err := retryEINTR(func() (int, error) { return unix.Read(fd, buf[n:]) })
+		if err != nil {
+			return nil, err
+		}
+		// These files come whole when the buffer has room.
+		if n += m; n < len(buf) || n >= limit {
+			return buf[:n], nil
+		}
+		buf = append(buf, make([]byte, min(len(buf), limit-len(buf)))...)
+	}
 }
 
 // tree says which processes belong to an exec, or to all of an episode.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +23,21 @@ type ident struct {
 	groups   []uint32
 	name     string // "" for a uid that has no entry
 	home     string
+}
+
+// mayEnter says whether the user may use a directory as its own, by the mode of
+// that directory alone.
+func (id ident) mayEnter(st *unix.Stat_t) bool {
+	bit := uint32(0o001)
+	switch {
+	case id.uid == 0:
+		return true
+	case id.uid == st.Uid:
+		bit = 0o100
+	case id.gid == st.Gid, slices.Contains(id.groups, st.Gid):
+		bit = 0o010
+	}
+	return st.Mode&bit != 0
 }
 
 // userDB reads the container's /etc/passwd and /etc/group. They are the user's
