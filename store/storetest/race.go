@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -155,30 +156,30 @@ var raceCases = []scenario{
 
 	{"an update is before the end or refused, never after", func(t *testing.T, st store.Store) {
 		create(t, st, newSandbox("a1", 0))
-		var mu sync.Mutex
-		updates := int64(0)
+		var updates atomic.Int64
+		var ended atomic.Bool // the end has been answered
 		race(func(i int) {
 			if i == racers/2 {
 				end(t, st, "a1", 1)
+				ended.Store(true)
 				return
 			}
 			for {
+				late := ended.Load()
 				_, err := st.UpdateSandbox(t.Context(), "a1", func(sb *sandbox.Sandbox) error { sb.Episode++; return nil })
 				if errors.Is(err, sandbox.ErrEnded) {
 					return
 				}
-				if err != nil {
-					t.Error(err)
+				if err != nil || late {
+					t.Errorf("an update begun after the end %v: %v", late, err)
 					return
 				}
-				mu.Lock()
-				updates++
-				mu.Unlock()
+				updates.Add(1)
 			}
 		})
 		sb := get(t, st, "a1")
-		if sb.State != sandbox.EndedState || sb.Episode != 1+updates {
-			t.Errorf("%s at episode %d after %d updates", sb.State, sb.Episode, updates)
+		if sb.State != sandbox.EndedState || sb.Episode != 1+updates.Load() {
+			t.Errorf("%s at episode %d after %d updates", sb.State, sb.Episode, updates.Load())
 		}
 	}},
 
