@@ -35,7 +35,7 @@ from .errors import (
     UnsafeArchive,
     Unsupported,
 )
-from .files import AsyncFiles, AsyncWatch, Files, Watch
+from .files import AsyncFiles, Files
 from .models import (
     Capacity,
     End,
@@ -56,6 +56,7 @@ from .models import (
 )
 from .process import AsyncProcess, Process
 from .sandbox import AsyncSandbox, Sandbox
+from .watch import AsyncWatch, Watch
 
 __all__ = [
     "AlreadyExists",
