@@ -53,11 +53,13 @@ func (n *Node) sweep() {
 	ctx, cancel := context.WithTimeout(n.ctx, sweepBudget)
 	defer cancel()
 	err := n.pool.quiesce(ctx, func() error {
-		removed, err := n.cfg.Driver.Sweep(ctx, n.kernels.snapshot())
-		if len(removed) > 0 {
-			n.log.Error("gc: removed kernels nobody knew", "kernels", removed)
-		}
-		return err
+		return n.blanks.exclusively(func() error {
+			removed, err := n.cfg.Driver.Sweep(ctx, n.kernels.snapshot())
+			if len(removed) > 0 {
+				n.log.Error("gc: removed kernels nobody knew", "kernels", removed)
+			}
+			return err
+		})
 	})
 	if err != nil && n.ctx.Err() == nil {
 		n.log.Error("gc: sweep failed", "err", err)

@@ -40,8 +40,16 @@ func (s *kernelSet) snapshot() map[string]bool {
 	return maps.Clone(s.ids)
 }
 
-// boot is Driver.Boot with the kernel known from before it exists.
+// boot is Driver.Boot with the kernel known from before it exists, or the
+// second half of it where a blank kernel is ready.
 func (n *Node) boot(ctx context.Context, id string) (runtime.Kernel, error) {
+	if b := n.blanks.take(); b != nil {
+		k, err := b.Start(ctx)
+		if err != nil {
+			n.kernels.remove(b.ID())
+		}
+		return k, err
+	}
 	n.kernels.add(id)
 	k, err := n.cfg.Driver.Boot(ctx, id)
 	if err != nil {

@@ -50,6 +50,7 @@ type Node struct {
 	lock    *os.File
 	journal *journal
 	pool    *pool
+	blanks  *blanks
 	timers  *timers
 	notices *notices
 	kernels *kernelSet
@@ -142,8 +143,11 @@ func Open(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := n.recover(ctx, was); err != nil {
 		return nil, err
 	}
-	n.pool = newPool(cfg.Pool.withDefaults(limits.Memory), n.boot, n.discard, n.cfg.freeMemory, n.log)
+	pool := cfg.Pool.withDefaults(limits.Memory)
+	n.pool = newPool(pool, n.boot, n.discard, n.cfg.freeMemory, n.log)
+	n.blanks = newBlanks(n, pool.Blank)
 	n.pool.start()
+	n.tasks.Go(func() { n.blanks.run(n.ctx) })
 	n.tasks.Go(func() { n.timers.run(n.ctx) })
 	n.tasks.Go(func() { n.notices.run(n.ctx) })
 	n.tasks.Go(n.collect)

@@ -17,6 +17,8 @@ import (
 type PoolSettings struct {
 	Min int // warm kernels held even when nobody comes; default 4
 	Max int // default 256, at most 1/20 of the memory
+	// Blank kernels held beside them (see blanks); default 1, -1 = none.
+	Blank int
 	// Parallel boots for creators that wait; default the number of cores: a
 	// boot is CPU-bound (66 ms), more at once only make each one slower.
 	Parallel int
@@ -42,6 +44,7 @@ func (s PoolSettings) withDefaults(memory int64) PoolSettings {
 		s.KernelMemory = 12 << 20
 	}
 	def(&s.Min, 4)
+	def(&s.Blank, 1)
 	def(&s.Max, min(256, max(s.Min, int(memory/20/s.KernelMemory))))
 	def(&s.Parallel, cores)
 	def(&s.Background, max(1, cores/2))
@@ -453,6 +456,14 @@ func (p *pool) counts() (ready, target int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.ready), p.target
+}
+
+// satisfied says that the pool has what it wants and nobody is creating.
+func (p *pool) satisfied() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.creating == 0 && len(p.waiters) == 0 && p.booting == 0 && len(p.ready) >= p.target &&
+		time.Since(p.created) >= p.cfg.Grace
 }
 
 // busy says whether a creator could notice a pause.

@@ -41,6 +41,37 @@ func (s *suite) testBootTakenID(t *testing.T) {
 	s.sh(t, k, "true") // the refusal did the first no harm
 }
 
+// A blank kernel becomes an ordinary one by Start, or goes without a trace.
+func (s *suite) testBlank(t *testing.T) {
+	d := s.open(t) // checks that nothing is left
+	maker, ok := d.(runtime.Blanker)
+	s.need(t, d, "able to make blank kernels", ok)
+	unwanted, err := maker.Blank(deadline(t), s.id())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unwanted.Destroy(deadline(t)); err != nil {
+		t.Error(err)
+	}
+	waitFor(t, "done", unwanted.Done())
+	b, err := maker.Blank(deadline(t), s.id())
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := b.Start(deadline(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	destroyAtEnd(t, k)
+	if k.ID() != b.ID() {
+		t.Errorf("blank %s became kernel %s", b.ID(), k.ID())
+	}
+	if err := k.Attach(deadline(t), s.container(t)); err != nil {
+		t.Fatal(err)
+	}
+	s.sh(t, k, "true")
+}
+
 func (s *suite) testBootCancelled(t *testing.T) {
 	d := s.open(t) // checks that nothing is left
 	for _, after := range []time.Duration{-1, 0, time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond} {

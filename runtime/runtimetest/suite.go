@@ -50,6 +50,7 @@ func Run(t *testing.T, f Factory) {
 		{"Boot", s.testBoot},
 		{"BootRefusesATakenID", s.testBootTakenID},
 		{"BootCancelledLeavesNothing", s.testBootCancelled},
+		{"Blank", s.testBlank},
 		{"AttachOnce", s.testAttachOnce},
 		{"Destroy", s.testDestroy},
 		{"DestroyUnattached", s.testDestroyUnattached},

@@ -1,0 +1,139 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cove-sandbox/cove/runtime"
+)
+
+// blanks is the second pool: kernels made half-way (runtime.Blanker). A memory
+// snapshot can only be restored into one of these; until something asks for
+// that, they give a boot for a waiting creator a head start of 30-45 ms. Few
+// are enough, because a blank is replaced as soon as the machine has a moment.
+type blanks struct {
+	n    *Node
+	make runtime.Blanker // nil: the driver has none and this holds nothing
+	want int
+	wake chan struct{} // capacity 1
+
+	// making is held while one is being made and while the driver is swept.
+	making sync.Mutex
+
+	mu    sync.Mutex
+	ready []runtime.Blank
+}
+
+// blankRetry is how long a failed or put-off attempt waits for the next.
+const blankRetry = 250 * time.Millisecond
+
+func newBlanks(n *Node, want int) *blanks {
+	maker, _ := n.cfg.Driver.(runtime.Blanker)
+	if maker == nil {
+		want = 0
+	}
+	return &blanks{n: n, make: maker, want: want, wake: make(chan struct{}, 1)}
+}
+
+// take returns a blank kernel, or nil if none is ready.
+func (b *blanks) take() runtime.Blank {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.ready) > 0 {
+		k := b.ready[len(b.ready)-1]
+		b.ready = b.ready[:len(b.ready)-1]
+		select {
+		case b.wake <- struct{}{}:
+		default:
+		}
+		select {
+		case <-k.Done():
+			b.n.tasks.Go(func() { b.discard(k) })
+		default:
+			return k
+		}
+	}
+	return nil
+}
+
+func (b *blanks) count() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.ready)
+}
+
+// run keeps the pool full whenever no creator would feel it, and destroys it
+// in the end.
+func (b *blanks) run(ctx context.Context) {
+	defer b.close()
+	failures := 0
+	for {
+		var again <-chan time.Time
+		if b.count() < b.want {
+			again = time.After(blankRetry)
+			if b.n.pool.satisfied() {
+				if err := b.fill(ctx); err != nil {
+					failures++
+					b.n.log.Warn("pool: a blank kernel could not be made", "err", err)
+					again = time.After(backoff(failures))
+				} else {
+					failures = 0
+					continue
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.wake:
+		case <-again:
+		}
+	}
+}
+
+func (b *blanks) fill(ctx context.Context) error {
+	b.making.Lock()
+	defer b.making.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	defer cancel()
+	id := newKernelID()
+	b.n.kernels.add(id)
+	k, err := b.make.Blank(ctx, id)
+	if err != nil {
+		b.n.kernels.remove(id)
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ready = append(b.ready, k)
+	return nil
+}
+
+// exclusively runs f while no blank is being made.
+func (b *blanks) exclusively(f func() error) error {
+	b.making.Lock()
+	defer b.making.Unlock()
+	return f()
+}
+
+func (b *blanks) close() {
+	b.mu.Lock()
+	ready := b.ready
+	b.ready = nil
+	b.mu.Unlock()
+	for _, k := range ready {
+		b.discard(k)
+	}
+}
+
+// discard destroys a blank; one that resists is swept by the next Open.
+func (b *blanks) discard(k runtime.Blank) {
+	ctx, cancel := context.WithTimeout(context.Background(), destroyTimeout)
+	defer cancel()
+	if err := k.Destroy(ctx); err != nil {
+		b.n.log.Error("destroy failed", "kernel", k.ID(), "err", err)
+		return
+	}
+	b.n.kernels.remove(k.ID())
+}
