@@ -222,14 +222,12 @@ func (n *fakeNode) Bulk(ctx context.Context, id string, op guest.BulkOp, stdin, 
 			if r.err != nil {
 				return r.err
 			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
 			_, err := g.WriteFile(ctx, op.Path, r.data, op.Write)
 			return err
-		case <-ctx.Done():
+		case <-ctx.Done(): // killed: what it had written stays
 			_ = stdin.SetReadDeadline(time.Unix(1, 0))
-			<-got
+			r := <-got
+			_, _ = g.WriteFile(ctx, op.Path, r.data, op.Write)
 			return ctx.Err()
 		}
 	}

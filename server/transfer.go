@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path"
 	"strconv"
 	"time"
 
@@ -204,12 +205,47 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request) error {
 			if _, err := g.WriteFile(r.Context(), path, data, opt); err != nil {
 				return err
 			}
-		} else if err := s.upload(r.Context(), id, guest.BulkOp{Kind: "write", Path: path, Write: opt, Length: max(0, r.ContentLength)}, body, unblock(w)); err != nil {
+		} else if err := s.uploadFile(r.Context(), id, g, path, opt, body, unblock(w)); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	})
+}
+
+// uploadFile writes a large body to a file. An atomic one goes to a file of our
+// own beside the target first. The guest could do that itself, but a transfer
+// learns that its content is complete from the end of a pipe, and that also
+// comes when the client breaks off or the server dies; so the server says when
+// the file takes its place, and removes it if it never will.
+func (s *Server) uploadFile(ctx context.Context, id string, g Guest, p string, opt sandbox.WriteOptions, body *requestBody, unblock func()) (err error) {
+	target := path.Clean(p)
+	if !opt.Atomic || target == "/" {
+		return s.upload(ctx, id, guest.BulkOp{Kind: "write", Path: p, Write: opt}, body, unblock)
+	}
+	// What replaces a file looks like it.
+	if old, err := g.Stat(ctx, target); err == nil && old.Type == sandbox.Regular {
+		if opt.Mode == 0 {
+			opt.Mode = old.Mode
+		}
+		if opt.User == "" {
+			opt.User = fmt.Sprintf("%d:%d", old.UID, old.GID)
+		}
+	}
+	opt.Atomic = false
+	temp := path.Join(path.Dir(target), ".cove-upload-"+sandbox.NewID(s.cfg.Rand))
+	defer func() {
+		if err != nil {
+			undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+			defer cancel()
+			_ = g.Remove(undo, temp, false) // it may not even have been made, or the sandbox be gone
+		}
+	}()
+	if err := s.upload(ctx, id, guest.BulkOp{Kind: "write", Path: temp, Write: opt}, body, unblock); err != nil {
+		return err
+	}
+	_, err = g.Move(ctx, temp, target)
+	return err
 }
 
 // putTar is PUT /v1/sandboxes/{id}/tar?path=DIR&user=U. It is not atomic: what

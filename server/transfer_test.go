@@ -7,8 +7,10 @@ import (
 	"crypto/rand"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,8 +69,8 @@ func TestUpAndDown(t *testing.T) {
 			}
 			if wantBulk := !known && n > 0 || n >= smallUpload; (len(bulk) == 1) != wantBulk {
 				t.Errorf("%d bytes, known %v: %d bulk transfers", n, known, len(bulk))
-			} else if wantBulk && (bulk[0].Write.Mode != 0o600 || !bulk[0].Write.Atomic) {
-				t.Errorf("options lost: %+v", bulk[0])
+			} else if wantBulk && (bulk[0].Write.Mode != 0o600 || bulk[0].Path == "/f") {
+				t.Errorf("not beside the file, or without its mode: %+v", bulk[0])
 			}
 			body, length, err := w.client.Download(t.Context(), sb.Id, "/f", 0, 0)
 			if err != nil {
@@ -187,7 +189,7 @@ func TestTransferErrors(t *testing.T) {
 		{"disk full at once", "PUT", sb.Id + "/files?path=/late/x", big(), 429, "resource_exhausted", "space"},
 		{"disk full, tar", "PUT", sb.Id + "/tar?path=/full/x", unknown(big()), 429, "resource_exhausted", "space"},
 		{"too large", "PUT", sb.Id + "/files?path=/x", bytes.NewReader(make([]byte, 9<<20)), 400, "out_of_range", "8MiB"},
-		{"too large, unannounced", "PUT", sb.Id + "/files?path=/x", unknown(bytes.NewReader(make([]byte, 9<<20))), 400, "out_of_range", "8MiB"},
+		{"too large, unannounced", "PUT", sb.Id + "/files?path=/x&atomic=1", unknown(bytes.NewReader(make([]byte, 9<<20))), 400, "out_of_range", "8MiB"},
 		{"wrong method", "DELETE", sb.Id + "/files?path=/x", nil, 501, "unimplemented", "DELETE"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -239,6 +241,35 @@ func TestClientAbortsUpload(t *testing.T) {
 		if got, _ := w.file(sb.Id, "/f"); got != "old" {
 			t.Errorf("%s: the file is now %q", header, got)
 		}
+		if files := slices.Sorted(maps.Keys(w.guest(sb.Id).files)); len(files) != 2 {
+			t.Errorf("%s: left %v", header, files)
+		}
+	}
+}
+
+// An atomic upload replaces a file by one that looks like it, unless told otherwise.
+func TestAtomicUploadKeepsModeAndOwner(t *testing.T) {
+	w := newWorld(t)
+	sb := w.create(nil)
+	w.put(sb.Id, "/f", []byte("old"))
+	var ops []guest.BulkOp
+	w.node.onBulk = func(op guest.BulkOp) error { ops = append(ops, op); return nil }
+	big := make([]byte, 2<<20)
+	for _, opt := range []sandbox.WriteOptions{{Atomic: true}, {Atomic: true, Mode: 0o700, User: "bob"}} {
+		if err := w.client.Upload(t.Context(), sb.Id, "/d/../f", bytes.NewReader(big), int64(len(big)), opt); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := w.file(sb.Id, "/f"); len(got) != len(big) {
+			t.Errorf("%d bytes", len(got))
+		}
+	}
+	for i, want := range []sandbox.WriteOptions{{Mode: 0o644, User: "0:0"}, {Mode: 0o700, User: "bob"}} {
+		if ops[i].Write != want {
+			t.Errorf("wrote with %+v, want %+v", ops[i].Write, want)
+		}
+	}
+	if n := len(w.guest(sb.Id).files); n != 2 {
+		t.Errorf("%d files left", n)
 	}
 }
 
