@@ -20,6 +20,7 @@ server=
 cleanup() {
   local code=$?
   trap - EXIT INT TERM
+  set +e # whatever happens, go on to the end
   if [ -n "$server" ]; then
     COVE_DATA=$data "$cove" rm --all >/dev/null 2>&1 || true
     end_server "$server" 30
@@ -27,11 +28,16 @@ cleanup() {
   fi
   # shellcheck disable=SC2086
   "$cove" reap --data "$data" $COVE_SERVE_ARGS >/dev/null 2>&1 || true
-  local left
-  left=$(grep -l -z -F "$data" /proc/[0-9]*/cmdline 2>/dev/null | grep -v "/proc/$$/" || true)
-  if [ -n "$left" ]; then
+  # Kernels name their directory in their arguments. Read without a process
+  # of ours that would name it too.
+  local f args left=()
+  for f in /proc/[0-9]*/cmdline; do
+    { mapfile -d '' -t args <"$f"; } 2>/dev/null || continue
+    [[ "${args[*]}" != *"$data"* ]] || left+=("${args[*]}")
+  done
+  if [ ${#left[@]} -gt 0 ]; then
     echo "cove: processes were left behind:" >&2
-    for f in $left; do tr '\0' ' ' <"$f" 2>/dev/null; echo; done >&2
+    printf '  %s\n' "${left[@]}" >&2
     [ $code -ne 0 ] || code=1
   fi
   if [ $code -ne 0 ]; then
