@@ -62,6 +62,10 @@ func (c *containerSpace) enter(initPID int, pids int64) (int, error) {
 		unix.Close(fd)
 		return 0, err
 	}
+	// Whatever init has: a forked child is the agent's memory until it executes,
+	// code inside can stop it there, and who may trace it then reads the secret.
+	// Debuggers work without, on processes of their own user.
+	bounding &^= 1 << unix.CAP_SYS_PTRACE
 	unix.SetNonblock(fd, true) // for os.NewFile: wait for its end in the poller
 	in := &inside{init: os.NewFile(uintptr(fd), "init"), gone: make(chan struct{}), pids: group}
 	in.spawn = newThreadPool(1, 0, func() error {
@@ -77,7 +81,10 @@ func (c *containerSpace) enter(initPID int, pids int64) (int, error) {
 	})
 	in.file = newThreadPool(fileThreads, fileKeep, func() error { return enterThread(fd) })
 	if in.null, err = openNull(); err == nil && !c.filesOnly {
-		err = in.spawn.warm()
+		// gVisor puts a tmpfs of its own on an empty /tmp, in memory and without
+		// a limit. Ours is the image's, on the writable layer. Where there is no
+		// such mount (not in gVisor) the call fails, which is as good.
+		err = in.spawn.do(func() { unix.Unmount("/tmp", unix.MNT_DETACH) })
 	}
 	if err != nil {
 		in.close()

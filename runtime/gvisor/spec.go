@@ -7,14 +7,16 @@ import (
 // guestPort is where the guest listens on the kernel's loopback.
 const guestPort = 49983
 
-// userCaps is what root in the user's container has: Docker's default set with
-// SYS_PTRACE (debuggers work; there is no one else to trace) and without
-// NET_RAW (it could sniff the loopback the guest listens on) and MKNOD.
+// userCaps is what root in the user's container has: Docker's default set
+// without NET_RAW (it could sniff the loopback the guest listens on) and
+// MKNOD. Not SYS_PTRACE either: between fork and exec a child is the guest's
+// memory, and who may trace it reads the secret; debuggers work without it on
+// processes of their own user.
 // Everything else is out of reach for the code inside: the guest drops the
 // rest from the bounding set before it forks.
 var userCaps = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
-	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE",
+	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
 // guestCaps is the user's set plus what entering another container takes.
