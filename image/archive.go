@@ -29,7 +29,6 @@ func (l *Library) ImportTar(ctx context.Context, r io.Reader, progress func(sand
 		if err != nil {
 			return sidecar{}, err
 		}
-		defer a.f.Close()
 		want, _ := parsePlatform("")
 		var side sidecar
 		switch {
@@ -39,7 +38,7 @@ func (l *Library) ImportTar(ctx context.Context, r io.Reader, progress func(sand
 			side, err = b.importDocker(a, want)
 		default:
 			b.progress.step("flatten", 0, a.size)
-			err = b.apply(b.ctx, &counted{io.NewSectionReader(a.f, 0, a.size), b.progress}, false)
+			err = b.applySpooled(b.ctx, &counted{io.NewSectionReader(a.f, 0, a.size), b.progress}, a.f, io.Discard, false)
 		}
 		side.Image.Source = "tar"
 		return side, err
@@ -68,12 +67,9 @@ func (b *build) spoolArchive(r io.Reader) (*archive, error) {
 	if err != nil {
 		return nil, err
 	}
+	b.spools = append(b.spools, f) // open until the image is written
 	a := &archive{f: f, members: map[string]member{}}
-	if err := a.fill(b, r); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return a, nil
+	return a, a.fill(b, r)
 }
 
 func (a *archive) fill(b *build, r io.Reader) error {

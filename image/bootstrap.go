@@ -27,7 +27,7 @@ import (
 type Debian struct {
 	Suite    string   // release name; "" = the machine's
 	Mirror   string   // repository URI; "" = the machine's apt sources
-	Packages []string // "" = BasePackages
+	Packages []string // nil = BasePackages
 	Refresh  bool     // make it anew even if an image of the same recipe is here
 }
 
@@ -64,8 +64,10 @@ var dpkgOptions = []string{
 // too, who has none of our environment variables under sudo.
 const setup = `set -e
 chroot "$1" useradd --create-home --uid 1000 --user-group --shell /bin/bash user
-printf 'user ALL=(ALL:ALL) NOPASSWD:ALL\n' > "$1/etc/sudoers.d/user"
-chmod 0440 "$1/etc/sudoers.d/user"
+if [ -d "$1/etc/sudoers.d" ]; then
+	printf 'user ALL=(ALL:ALL) NOPASSWD:ALL\n' > "$1/etc/sudoers.d/user"
+	chmod 0440 "$1/etc/sudoers.d/user"
+fi
 if [ -e "$1/usr/bin/python3" ] && [ ! -e "$1/usr/bin/python" ]; then ln -s python3 "$1/usr/bin/python"; fi
 rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED
 rm -f "$1/etc/apt/apt.conf.d/99mmdebstrap" "$1/etc/resolv.conf" "$1/etc/hostname" "$1/etc/machine-id"
@@ -190,7 +192,9 @@ func (b *build) debootstrap(suite string, packages []string, sources []aptSource
 		return err
 	}
 	args := []string{"--variant=minbase", "--format=tar", "--include=" + strings.Join(packages, ","),
-		`--aptopt=APT::Install-Recommends "false"`, "--customize-hook=" + setup}
+		`--aptopt=APT::Install-Recommends "false"`,
+		// The workspace is root's alone, so apt's own user could not read it.
+		`--aptopt=APT::Sandbox::User "root"`, "--customize-hook=" + setup}
 	for _, o := range hostAptOptions(b.ctx) {
 		args = append(args, "--aptopt="+o)
 	}

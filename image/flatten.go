@@ -74,8 +74,14 @@ func (f *flattener) apply(ctx context.Context, layer io.Reader, whiteouts bool) 
 	if err != nil {
 		return err
 	}
+	return f.applySpooled(ctx, layer, spool, spool, whiteouts)
+}
+
+// applySpooled reads a layer that is, or through w becomes, the content of
+// spool.
+func (f *flattener) applySpooled(ctx context.Context, layer io.Reader, spool *os.File, w io.Writer, whiteouts bool) error {
 	f.touched, f.dropped = map[entry]struct{}{}, map[string]struct{}{}
-	in := &spooler{ctx: ctx, r: layer, w: spool, left: f.limits.Unpacked - f.unpacked, limit: f.limits.Unpacked}
+	in := &spooler{ctx: ctx, r: layer, w: w, left: f.limits.Unpacked - f.unpacked, limit: f.limits.Unpacked}
 	tr := tar.NewReader(in)
 	for {
 		hdr, err := tr.Next()

@@ -204,7 +204,7 @@ func TestDiskFull(t *testing.T) {
 	lib := libraryAt(t, dir, image.Options{})
 	small := importTar(t, lib, pack(t, reg("a", "1")))
 	// Full while spooling, and full while the image is written.
-	for _, size := range []int{20 << 20, 7 << 20} {
+	for _, size := range []int{20 << 20, 10 << 20} {
 		_, err := lib.ImportTar(t.Context(), bytes.NewReader(pack(t, reg("a", noise(size)))), nil)
 		wantClass(t, err, sandbox.DiskFull)
 		if err.(*sandbox.Error).Hint == "" {

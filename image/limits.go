@@ -7,7 +7,7 @@ import "github.com/cove-sandbox/cove/sandbox"
 type Limits struct {
 	Download int64 // compressed bytes of one image or archive; default 32 GiB
 	Unpacked int64 // bytes of all layers after decompression; default 64 GiB
-	Ratio    int64 // unpacked to packed, checked above 1 GiB; default 200
+	Ratio    int64 // unpacked to packed, checked above 256 MiB; default 200
 	Entries  int   // files, links and directories; default 2 million
 	Names    int64 // bytes of names and link targets together; default 256 MiB
 	Depth    int   // path components; default 256
@@ -20,7 +20,7 @@ const (
 	// maxPath is Linux's PATH_MAX: longer paths could not be opened inside.
 	maxPath = 4096
 	// ratioFloor: small layers of zeros compress 1000:1 honestly and cost nothing.
-	ratioFloor = gib
+	ratioFloor = 256 * mib
 )
 
 func (l Limits) withDefaults() Limits {

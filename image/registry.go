@@ -42,6 +42,8 @@ func (l *Library) login(ctx context.Context, repo name.Repository) (http.RoundTr
 	return rt, nil
 }
 
+var errInward = errors.New("redirect to a private address refused")
+
 // noInwardRedirects refuses a redirect from a registry to an address literal
 // on a private network, such as a cloud's metadata service. The same rule as
 // in go-containerregistry, which does not export it.
@@ -55,7 +57,7 @@ func noInwardRedirects(req *http.Request, via []*http.Request) error {
 	}
 	ip := net.ParseIP(to)
 	if ip != nil && (ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast() || ip.IsPrivate() || ip.IsUnspecified()) {
-		return fmt.Errorf("redirect from %s to private address %s refused", via[0].URL.Hostname(), to)
+		return fmt.Errorf("%w: from %s to %s", errInward, via[0].URL.Hostname(), to)
 	}
 	return nil
 }
@@ -86,6 +88,9 @@ func registryError(reg name.Registry, err error) error {
 			return unavailable(reg, err)
 		}
 		return &sandbox.Error{Class: sandbox.Unavailable, Msg: fmt.Sprintf("%s answered %d", reg.Name(), te.StatusCode), Err: err}
+	}
+	if errors.Is(err, errInward) {
+		return &sandbox.Error{Class: sandbox.Denied, Msg: "registry " + reg.Name() + " points into this network", Err: err}
 	}
 	var ue *url.Error
 	var ne net.Error

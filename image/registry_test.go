@@ -461,7 +461,7 @@ func TestPullFollowsNoRedirectInwards(t *testing.T) {
 	})
 	lib := library(t, image.Options{})
 	_, err := lib.Pull(t.Context(), host+"/app", "linux/amd64", nil)
-	wantClass(t, err, sandbox.Unavailable)
+	wantClass(t, err, sandbox.Denied)
 	if reached.Load() {
 		t.Fatal("a registry could make the node ask its own network")
 	}
