@@ -27,6 +27,8 @@ type specFlags struct {
 func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
 	f.env.bare = func(k string) (string, bool) { v := a.Getenv(k); return v, v != "" }
 	fs := cmd.Flags()
+	fs.StringVar(&f.image, "image", "", "image name or reference (default base)")
+	_ = cmd.RegisterFlagCompletionFunc("image", a.imageNames)
 	fs.Float64Var(&f.cpu, "cpu", 0, "cores, e.g. 0.5 (server default 1)")
 	fs.Var(&f.memory, "memory", "memory reserved, e.g. 512MiB (server default 512MiB)")
 	fs.Var(&f.memoryLimit, "memory-limit", "memory at which the sandbox ends with oom (default: --memory)")
@@ -87,8 +89,6 @@ func (a *app) createCmd() *cobra.Command {
 		},
 	}
 	a.addSpecFlags(cmd, &f)
-	cmd.Flags().StringVar(&f.image, "image", "", "image name or reference (default base)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandbox as JSON")
-	_ = cmd.RegisterFlagCompletionFunc("image", a.imageNames)
 	return cmd
 }

@@ -88,7 +88,10 @@ func TestRunCommandLine(t *testing.T) {
 		{"run base -- ls -la", "base", "ls -la\n"},
 		{"run base ls -la", "base", "ls -la\n"}, // docker's habit
 		{"run --cpu 2 base -- sh -c x -- y", "base", "sh -c x -- y\n"},
+		{"run --image app -- ls -la", "app", "ls -la\n"},
+		{"run --image app ls -la", "app", "ls -la\n"},
 		{"run app", "app", "/app serve\n"},
+		{"run --image app", "app", "/app serve\n"},
 	} {
 		f.created = nil
 		f.cove(t, settings{}, strings.Fields(c.args)...).want(t, 0, c.out)

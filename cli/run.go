@@ -46,7 +46,9 @@ sandbox is removed in every case but --keep.`,
 		Args:              cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			command := args
-			if cmd.ArgsLenAtDash() != 0 && len(args) > 0 { // not "cove run -- ls"
+			// The first argument is the image, unless one was named by flag or
+			// the command line began with "--".
+			if f.image == "" && cmd.ArgsLenAtDash() != 0 && len(args) > 0 {
 				f.image = args[0]
 				var err error
 				if command, err = commandOf(cmd, args[1:]); err != nil {
