@@ -488,11 +488,10 @@ type call struct {
 
 // settings change what a run sees of its process.
 type settings struct {
-	stdin  io.Reader
-	env    map[string]string
-	sigs   chan os.Signal
-	deps   func(*Deps)
-	noAuth bool
+	stdin io.Reader
+	env   map[string]string
+	sigs  chan os.Signal
+	deps  func(*Deps)
 }
 
 func (f *fakeAPI) cove(t *testing.T, s settings, args ...string) call {
