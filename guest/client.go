@@ -65,7 +65,7 @@ func NewClient(dial Dialer, secret []byte) *Client {
 
 // Container tells the guest which container it serves from now on.
 type Container struct {
-	InitPID    int      `json:"init_pid"` // of the user container's init, in the guest's pid namespace; 0 = the guest finds it
+	InitPID    int      `json:"init_pid"` // of the user container's init, in the guest's pid namespace
 	Env        []string `json:"env"`      // the environment every process starts from
 	WorkingDir string   `json:"working_dir"`
 	User       string   `json:"user"`
@@ -110,11 +110,11 @@ func (c *Client) Ping(ctx context.Context) error {
 	return err
 }
 
-// Enter makes the guest serve a container and returns the pid of its init. A
-// container served before is left first.
-func (c *Client) Enter(ctx context.Context, ct Container) (initPID int, err error) {
-	res, err := c.call(ctx, wire.Req{Op: wire.OpEnter, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User, Pids: ct.Pids}, nil)
-	return res.InitPID, err
+// Enter makes the guest serve a container. A container served before is left
+// first.
+func (c *Client) Enter(ctx context.Context, ct Container) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpEnter, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User, Pids: ct.Pids}, nil)
+	return err
 }
 
 // Init is the pid of the init of the container being served, 0 for none: what
@@ -174,7 +174,6 @@ func (c *Client) run(ctx context.Context, r wire.Req, content []byte, on onFrame
 	if len(content) > wire.MaxContent {
 		return sandbox.Errorf(sandbox.TooLarge, op, "%d bytes in one call, at most %d", len(content), wire.MaxContent)
 	}
-	r.Content = int64(len(content))
 	for try := 1; ; try++ {
 		cn, err := c.take(ctx)
 		if err != nil {
@@ -217,32 +216,27 @@ func (c *Client) runOn(ctx context.Context, cn *conn, r wire.Req, content []byte
 			}
 			cn.proof = p
 		}
-		if err := cn.WriteJSON(wire.Request, r); err != nil {
+		out, err := newSender(cn.Conn, r, content)
+		if err != nil {
 			return err
 		}
-		// Content is sent from a goroutine of its own: an agent that refuses
-		// early answers while we would still be writing. It ends with the
-		// connection at the latest.
-		sent := make(chan error, 1)
-		if len(content) > 0 {
-			go func() { sent <- cn.WriteContent(content) }()
-		} else {
-			sent <- nil
+		if err := out.start(); err != nil {
+			return err
 		}
 		if cn.proof != nil {
 			if err := cn.proof.Check(cn.Conn); err != nil {
 				cn.Close()
-				<-sent
+				out.finish()
 				return err
 			}
 			cn.proof = nil
 			cn.SetReadDeadline(time.Time{})
 		}
-		err := answers(cn, on)
+		err = answers(cn, out, on)
 		if _, fromGuest := err.(*sandbox.Error); err != nil && !fromGuest {
 			cn.Close() // ends the sender; a guest that refuses still takes all content
 		}
-		if serr := <-sent; err == nil {
+		if serr := out.finish(); err == nil {
 			err = serr
 		}
 		return err
@@ -264,11 +258,19 @@ func (c *Client) runOn(ctx context.Context, cn *conn, r wire.Req, content []byte
 	return cn.reused && cn.Received() == before && safeToRepeat(r), err
 }
 
-func answers(cn *conn, on onFrame) error {
+func answers(cn *conn, out *sender, on onFrame) error {
 	for {
 		k, p, err := cn.ReadFrame(wire.MaxFrame)
 		if err != nil {
 			return err
+		}
+		if k == wire.Credit {
+			n, err := wire.ParseCredit(p)
+			if err != nil {
+				return err
+			}
+			out.credit(n)
+			continue
 		}
 		if k == wire.Error {
 			e := &sandbox.Error{}
@@ -376,6 +378,8 @@ func (c *Client) explain(ctx context.Context, op string, err error) error {
 	}
 	return sandbox.Errorf(sandbox.Unavailable, op, "no answer from the guest: %w", err)
 }
+
+var errHeader = errStop{&sandbox.Error{Class: sandbox.TooLarge, Msg: "the request is larger than 8 MiB", Hint: "send large content as input or in a file"}}
 
 // unexpected is not the guest's answer but our own verdict on it, so it stops
 // the connection.

@@ -165,17 +165,17 @@ func (a *Agent) Close() {
 }
 
 // enter serves a container from now on, and no other.
-func (a *Agent) enter(r wire.Req) (initPID int, err error) {
+func (a *Agent) enter(r wire.Req) error {
 	if r.WorkingDir != "" {
 		if _, err := cleanPath("working_dir", r.WorkingDir); err != nil {
-			return 0, err
+			return err
 		}
 	}
 	a.entering.Lock()
 	defer a.entering.Unlock()
 	a.leaveNow()
-	if r.InitPID, err = a.space.enter(r.InitPID, r.Pids); err != nil {
-		return 0, sandbox.Errorf(sandbox.Unavailable, "guest.enter", "%w", err)
+	if err := a.space.enter(r.InitPID, r.Pids); err != nil {
+		return sandbox.Errorf(sandbox.Unavailable, "guest.enter", "%w", err)
 	}
 	ep := newEpisode(a.space, r, a.budget)
 	if err := ep.makeWorkdir(); err != nil {
@@ -184,7 +184,7 @@ func (a *Agent) enter(r wire.Req) (initPID int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.episode = ep
-	return r.InitPID, nil
+	return nil
 }
 
 func (a *Agent) leave() {

@@ -239,7 +239,7 @@ func TestAResetMovesTheAgentToANewContainer(t *testing.T) {
 	})
 	old.destroy()
 	fresh := newContainer(t)
-	if _, err := b.Enter(t.Context(), guest.Container{InitPID: fresh.pid()}); err != nil {
+	if err := b.Enter(t.Context(), guest.Container{InitPID: fresh.pid()}); err != nil {
 		t.Fatal(err)
 	}
 	if r := b.sh(t, "one", `test -e /mnt/old || echo pristine`); r.stdout.String() != "pristine\n" || r.started.Replayed {

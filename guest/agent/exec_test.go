@@ -456,3 +456,20 @@ func TestManyEndedProcessesLeaveTombstones(t *testing.T) {
 		t.Errorf("%v %q", err, r.stdout.String())
 	}
 }
+
+func TestACommandLineLargerThanAFrame(t *testing.T) {
+	b := newBox(t)
+	args := []string{"sh", "-c", `echo $#; wc -c`, "sh"}
+	for i := range 6000 {
+		args = append(args, fmt.Sprintf("%0100d\x01", i))
+	}
+	input := bytes.Repeat([]byte("x"), 3<<20) // behind the header, in the same content
+	r, err := b.start(t, sandbox.ProcessSpec{ExecID: "e", Args: args, Input: input}, 0)
+	if err != nil || r.stdout.String() != "6000\n3145728\n" {
+		t.Errorf("%v %q", err, r.stdout.String())
+	}
+	args = append(args, strings.Repeat("\x01", 2<<20)) // 12 MiB as JSON
+	if _, err := b.start(t, sandbox.ProcessSpec{ExecID: "f", Args: args}, 0); !errors.Is(err, sandbox.ErrTooLarge) {
+		t.Errorf("%v", err)
+	}
+}

@@ -29,7 +29,7 @@ func newBox(t *testing.T) *box {
 	root := t.TempDir()
 	b := serve(t, agent.HostSpace(root))
 	b.root = root
-	if _, err := b.Enter(t.Context(), guest.Container{WorkingDir: "/work", Env: []string{"COLOUR=green"}}); err != nil {
+	if err := b.Enter(t.Context(), guest.Container{WorkingDir: "/work", Env: []string{"COLOUR=green"}}); err != nil {
 		t.Fatal(err)
 	}
 	return b

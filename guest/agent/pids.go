@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -32,10 +31,7 @@ var mountPids = sync.OnceValue(func() error {
 // member, so what it forks is born in it. Nil limits nothing.
 type pidsGroup struct{ dir string }
 
-func newPidsGroup(limit int64) (*pidsGroup, error) {
-	if limit == 0 {
-		return nil, nil
-	}
+func newPidsGroup() (*pidsGroup, error) {
 	if err := mountPids(); err != nil {
 		return nil, err
 	}
@@ -43,11 +39,16 @@ func newPidsGroup(limit int64) (*pidsGroup, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The forking thread itself counts for one.
-	if err := os.WriteFile(filepath.Join(dir, "pids.max"), []byte(strconv.FormatInt(limit+1, 10)), 0); err != nil {
-		return nil, err
-	}
 	return &pidsGroup{dir}, nil
+}
+
+// limit sets how many processes and threads there may be; 0 = any number.
+func (g *pidsGroup) limit(n int64) error {
+	if g == nil || n == 0 {
+		return nil
+	}
+	// The forking thread itself counts for one.
+	return os.WriteFile(filepath.Join(g.dir, "pids.max"), []byte(strconv.FormatInt(n+1, 10)), 0)
 }
 
 // join makes the calling thread a member.
@@ -64,33 +65,4 @@ func (g *pidsGroup) close() {
 	if g != nil {
 		os.Remove(g.dir)
 	}
-}
-
-// findInit finds the init of the user's container: the youngest process beside
-// the agent that has no parent in this kernel and is called init. It is asked
-// before any code of the user runs.
-func findInit() (int, error) {
-	ents, err := os.ReadDir("/proc")
-	if err != nil {
-		return 0, err
-	}
-	found := 0
-	for _, e := range ents {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() || pid < found {
-			continue
-		}
-		status, err := os.ReadFile(filepath.Join("/proc", e.Name(), "status"))
-		if err != nil || !strings.Contains(string(status), "\nPPid:\t0\n") {
-			continue
-		}
-		// Bulk transfers have no parent either.
-		if cmd, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")); err == nil && strings.HasSuffix(string(cmd), "\x00init\x00") {
-			found = pid
-		}
-	}
-	if found == 0 {
-		return 0, errors.New("no init of a container in this kernel")
-	}
-	return found, nil
 }

@@ -78,11 +78,15 @@ func (s *session) next() error {
 		return errGone
 	}
 	f.data = nil
-	if r.Content < 0 || r.Content > wire.MaxContent {
+	if r.Content < 0 || r.Header < 0 || r.Header > min(r.Content, wire.MaxHeader) || r.Content-r.Header > wire.MaxContent {
 		return errGone
 	}
-	left := r.Content
-	body := &content{s: s, left: &left}
+	body := &content{s: s, left: r.Content, credit: r.Content > wire.Window}
+	if r.Header > 0 {
+		if r, err = body.header(r.Header); err != nil {
+			return errGone
+		}
+	}
 	err = s.dispatch(r, body)
 	if errors.Is(err, errGone) {
 		return err
@@ -98,25 +102,66 @@ func (s *session) next() error {
 
 // content is the body of a request.
 type content struct {
-	s    *session
-	left *int64
+	s      *session
+	left   int64
+	credit bool // the client waits to hear what was taken
+	over   []byte
+}
+
+// header takes the true header off the front.
+func (c *content) header(n int64) (r wire.Req, err error) {
+	var h []byte
+	for int64(len(h)) < n {
+		p, err := c.next()
+		if err != nil {
+			return r, err
+		}
+		h = append(h, p...)
+		if err := c.took(len(p)); err != nil {
+			return r, err
+		}
+	}
+	h, c.over = h[:n], h[n:]
+	return r, json.Unmarshal(h, &r)
+}
+
+func (c *content) next() ([]byte, error) {
+	fr, err := c.s.frame()
+	if err != nil {
+		return nil, err
+	}
+	if fr.kind != wire.Data || int64(len(fr.data)) > c.left || len(fr.data) == 0 {
+		return nil, errGone
+	}
+	c.left -= int64(len(fr.data))
+	return fr.data, nil
+}
+
+func (c *content) took(n int) error {
+	if c.credit && c.left > 0 && c.s.conn.WriteCredit(n) != nil {
+		return errGone
+	}
+	return nil
 }
 
 // each hands every piece to f; after an error of f the rest is still taken, so
 // that the connection stays in step.
 func (c *content) each(f func([]byte) error) error {
 	var ferr error
-	for *c.left > 0 {
-		fr, err := c.s.frame()
+	if len(c.over) > 0 {
+		ferr = f(c.over)
+		c.over = nil
+	}
+	for c.left > 0 {
+		p, err := c.next()
 		if err != nil {
 			return err
 		}
-		if fr.kind != wire.Data || int64(len(fr.data)) > *c.left || len(fr.data) == 0 {
-			return errGone
-		}
-		*c.left -= int64(len(fr.data))
 		if ferr == nil {
-			ferr = f(fr.data)
+			ferr = f(p)
+		}
+		if err := c.took(len(p)); err != nil {
+			return err
 		}
 	}
 	return ferr
@@ -141,8 +186,7 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 	case wire.OpPing:
 		return s.reply(wire.Res{}, nil)
 	case wire.OpEnter:
-		pid, err := s.agent.enter(r)
-		return s.reply(wire.Res{InitPID: pid}, err)
+		return s.reply(wire.Res{}, s.agent.enter(r))
 	case wire.OpLeave:
 		s.agent.leave()
 		return s.reply(wire.Res{}, nil)

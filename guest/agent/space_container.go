@@ -1,11 +1,9 @@
 package agent
 
 import (
-	"bufio"
+	"errors"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -22,10 +20,12 @@ const (
 // is entered thread by thread: the process as a whole stays in the root
 // container, out of sight of the user's pid namespace.
 type containerSpace struct {
-	filesOnly bool // no spawner thread is made ahead
+	filesOnly bool // no spawner is needed
+	ahead     bool // the berth of the next container is made before it is entered
 
 	mu     sync.Mutex
 	inside *inside // nil when not entered
+	next   *berth  // nil when none is being made
 }
 
 // inside is one entered container.
@@ -38,87 +38,147 @@ type inside struct {
 	file  *threadPool
 }
 
+// berth is what entering a container takes and does not depend on it: the
+// thread that forks, confined, and the pids group it is in. Made while the
+// kernel waits in its pool, it takes 6 of 7 ms out of an attach: a new thread
+// and its forty system calls are slow in gVisor.
+type berth struct {
+	ready   chan struct{} // closed when the rest is set
+	group   *pidsGroup
+	spawner *thread
+	err     error
+}
+
 // NewContainerSpace acts in the container entered by Enter's init pid.
 func NewContainerSpace() Space { return &containerSpace{} }
 
-func (c *containerSpace) enter(initPID int, pids int64) (int, error) {
-	if initPID == 0 {
-		var err error
-		if initPID, err = findInit(); err != nil {
-			return 0, err
+// NewKernelSpace is the space of an agent that is PID 1 of a kernel: it begins
+// at once to prepare for the container to come.
+func NewKernelSpace() Space {
+	c := &containerSpace{ahead: true}
+	c.next = newBerth(true)
+	return c
+}
+
+// newBerth makes a berth in the background. Without a pids group where the
+// kernel is not ours to mount things in.
+func newBerth(group bool) *berth {
+	b := &berth{ready: make(chan struct{})}
+	go func() {
+		defer close(b.ready)
+		if group {
+			if b.group, b.err = newPidsGroup(); b.err != nil {
+				return
+			}
 		}
+		b.spawner, b.err = newThread(func() error {
+			// Before the thread is inside, where the group is out of sight.
+			if err := b.group.join(); err != nil {
+				return err
+			}
+			if err := unix.Unshare(unix.CLONE_FS); err != nil {
+				return fmt.Errorf("unshare(CLONE_FS): %w", err)
+			}
+			return confineThread()
+		})
+	}()
+	return b
+}
+
+// takeBerth waits for the berth made ahead, or makes one.
+func (c *containerSpace) takeBerth() (*berth, error) {
+	c.mu.Lock()
+	b := c.next
+	c.next = nil
+	c.mu.Unlock()
+	if b == nil {
+		b = newBerth(c.ahead)
 	}
-	fd, err := unix.PidfdOpen(initPID, 0)
+	<-b.ready
+	if b.err != nil {
+		b.group.close()
+		return nil, b.err
+	}
+	return b, nil
+}
+
+func (c *containerSpace) enter(initPID int, pids int64) error {
+	fd, err := unix.PidfdOpen(initPID, unix.PIDFD_NONBLOCK) // for os.NewFile: wait for its end in the poller
 	if err != nil {
-		return 0, fmt.Errorf("pidfd_open of init %d: %w", initPID, err)
+		return fmt.Errorf("pidfd_open of init %d: %w", initPID, err)
 	}
-	bounding, err := boundingOf(initPID)
-	if err != nil {
-		unix.Close(fd)
-		return 0, err
-	}
-	group, err := newPidsGroup(pids)
-	if err != nil {
-		unix.Close(fd)
-		return 0, err
-	}
-	// Whatever init has: a forked child is the agent's memory until it executes,
-	// code inside can stop it there, and who may trace it then reads the secret.
-	// Debuggers work without, on processes of their own user.
-	bounding &^= 1 << unix.CAP_SYS_PTRACE
-	unix.SetNonblock(fd, true) // for os.NewFile: wait for its end in the poller
-	in := &inside{init: os.NewFile(uintptr(fd), "init"), gone: make(chan struct{}), pids: group}
-	in.spawn = newThreadPool(1, 0, func() error {
-		// Before the thread is inside, where the group is out of sight.
-		if err := group.join(); err != nil {
-			return err
+	in := &inside{init: os.NewFile(uintptr(fd), "init"), gone: make(chan struct{})}
+	in.file = newThreadPool(fileThreads, fileKeep, func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return fmt.Errorf("unshare(CLONE_FS): %w", err)
 		}
-		if err := enterThread(fd); err != nil {
-			return err
-		}
-		unix.Umask(0o022)
-		return confineThread(bounding)
+		return enterThread(fd, 0)
 	})
-	in.file = newThreadPool(fileThreads, fileKeep, func() error { return enterThread(fd) })
 	if in.null, err = openNull(); err == nil && !c.filesOnly {
-		// gVisor puts a tmpfs of its own on an empty /tmp, in memory and without
-		// a limit. Ours is the image's, on the writable layer. Where there is no
-		// such mount (not in gVisor) the call fails, which is as good.
-		err = in.spawn.do(func() { unix.Unmount("/tmp", unix.MNT_DETACH) })
+		err = c.enterSpawner(in, fd, pids)
 	}
 	if err != nil {
 		in.close()
-		return 0, err
+		return err
 	}
 	go in.watch()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inside = in
-	return initPID, nil
+	return nil
+}
+
+// enterSpawner brings the prepared thread inside.
+func (c *containerSpace) enterSpawner(in *inside, pidfd int, pids int64) error {
+	b, err := c.takeBerth()
+	if err != nil {
+		return err
+	}
+	in.pids = b.group
+	in.spawn = poolOf(b.spawner)
+	if err := b.group.limit(pids); err != nil {
+		return err
+	}
+	derr := in.spawn.do(func() {
+		if err = enterThread(pidfd, 0o022); err == nil {
+			// gVisor puts a tmpfs of its own on an empty /tmp, in memory and
+			// without a limit. Ours is the image's, on the writable layer. Where
+			// there is no such mount (not in gVisor) the call fails, which is as
+			// good.
+			unix.Unmount("/tmp", unix.MNT_DETACH)
+		}
+	})
+	return errors.Join(derr, err)
 }
 
 func (c *containerSpace) forFiles() Space { return &containerSpace{filesOnly: true} }
 
-// enterThread moves the calling thread into the container of a pidfd. The pid
-// namespace applies to what it forks.
-func enterThread(pidfd int) error {
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("unshare(CLONE_FS): %w", err)
-	}
+// enterThread moves the calling thread, which has a root and a working
+// directory of its own, into the container of a pidfd. The pid namespace
+// applies to what it forks.
+func enterThread(pidfd, umask int) error {
 	if err := unix.Setns(pidfd, unix.CLONE_NEWNS|unix.CLONE_NEWPID|unix.CLONE_NEWIPC|unix.CLONE_NEWUTS); err != nil {
 		return fmt.Errorf("setns: %w", err)
 	}
-	unix.Umask(0)
+	unix.Umask(umask)
 	return nil
 }
 
+// processCaps is what processes of root may have: Docker's default set without
+// NET_RAW (it could sniff the loopback device) and MKNOD. CAP_SYS_PTRACE is not
+// in it: a forked child is the agent's memory until it executes, code inside
+// can stop it there, and who may trace it then reads the secret. Debuggers work
+// without, on processes of their own user.
+const processCaps = 1<<unix.CAP_AUDIT_WRITE | 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
+	1<<unix.CAP_KILL | 1<<unix.CAP_NET_BIND_SERVICE | 1<<unix.CAP_SETFCAP | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETPCAP |
+	1<<unix.CAP_SETUID | 1<<unix.CAP_SYS_CHROOT
+
 // confineThread leaves the thread's own powers as they are, but takes from
-// what it executes all that the container's init may not have. The powers stay
-// on purpose: the forked child shares the agent's memory until it executes,
+// what it executes all but processCaps. The powers stay on purpose: the forked child shares the agent's memory until it executes,
 // and what holds more capabilities than the tracer cannot be traced by it.
-func confineThread(bounding uint64) error {
+func confineThread() error {
 	for c := uintptr(0); c <= lastCap; c++ {
-		if bounding&(1<<c) != 0 {
+		if processCaps&(1<<c) != 0 {
 			continue
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
@@ -141,21 +201,6 @@ func confineThread(bounding uint64) error {
 	return nil
 }
 
-// boundingOf reads the capability bounding set of a process.
-func boundingOf(pid int) (uint64, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if v, ok := strings.CutPrefix(s.Text(), "CapBnd:"); ok {
-			return strconv.ParseUint(strings.TrimSpace(v), 16, 64)
-		}
-	}
-	return 0, fmt.Errorf("no CapBnd in the status of init %d", pid)
-}
-
 // watch closes gone when init has ended. It ends with init's descriptor.
 func (in *inside) watch() {
 	rc, err := in.init.SyscallConn()
@@ -176,7 +221,9 @@ func (in *inside) watch() {
 
 func (in *inside) close() {
 	in.file.close()
-	in.spawn.close()
+	if in.spawn != nil {
+		in.spawn.close()
+	}
 	in.init.Close()
 	in.pids.close()
 	if in.null != nil {
@@ -188,9 +235,14 @@ func (c *containerSpace) leave() {
 	c.mu.Lock()
 	in := c.inside
 	c.inside = nil
+	if c.ahead && c.next == nil {
+		c.next = newBerth(true)
+	}
 	c.mu.Unlock()
 	if in != nil {
-		in.close()
+		// Nothing starts inside any more; ending the threads takes milliseconds
+		// that nobody needs to wait for.
+		go in.close()
 	}
 }
 

@@ -22,20 +22,20 @@ type hostSpace struct {
 // HostSpace acts on a directory of this machine, without isolation.
 func HostSpace(root string) Space { return &hostSpace{root: root} }
 
-func (h *hostSpace) enter(int, int64) (int, error) {
+func (h *hostSpace) enter(int, int64) error {
 	d, err := os.OpenFile(h.root, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	null, err := openNull()
 	if err != nil {
 		d.Close()
-		return 0, err
+		return err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.dir, h.null = d, null
-	return 0, nil
+	return nil
 }
 
 func (h *hostSpace) forFiles() Space { return HostSpace(h.root) }

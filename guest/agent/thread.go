@@ -82,8 +82,10 @@ func newThreadPool(max int, keep time.Duration, setup func() error) *threadPool 
 	return &threadPool{setup: setup, keep: keep, slots: make(chan struct{}, max)}
 }
 
-// warm makes the first thread ahead of the first job.
-func (p *threadPool) warm() error { return p.do(func() {}) }
+// poolOf is a pool of the one thread that there is.
+func poolOf(t *thread) *threadPool {
+	return &threadPool{slots: make(chan struct{}, 1), idle: []*thread{t}}
+}
 
 // do runs f on one of the threads and returns when it has.
 func (p *threadPool) do(f func()) error {

@@ -9,7 +9,14 @@
 //	client → agent  Auth      nonce and MAC, with the first request behind it
 //	agent → client  Proof     MAC, in front of the first answer
 //	client → agent  Request   then Data frames if the request has content
+//	agent → client  Credit    content taken, while the request has more than a Window of it
 //	agent → client  Data, Started, Output, Lost, Change … then Reply, Error or End
+//
+// The window is there for gVisor's port forward, which carries these bytes: what
+// does not fit the send buffer of its TCP end, 1 MiB, it drops in the middle of
+// the stream (runsc/boot/portforward, doCopy ignores short writes). The other
+// way is safe: it writes at most 16 KiB at a time to a Unix socket, which takes
+// all of that or nothing.
 //
 // User code shares the loopback device with the agent. It can connect, but not
 // sniff or inject (no CAP_NET_RAW, no CAP_NET_ADMIN), so a challenge at the
@@ -44,18 +51,25 @@ const (
 	Lost
 	End
 	Change
+	Credit
 )
 
 const (
 	headerSize = 5
 
-	// MaxFrame bounds one payload. The largest is a request with 1 MiB of argv
-	// whose every byte JSON writes as \u00xx.
+	// MaxFrame bounds one payload. The largest is a list of files or tasks.
 	MaxFrame = 8 << 20
+
+	// MaxHeader bounds the header of a request: 1 MiB of argv whose every byte
+	// JSON writes as \u00xx.
+	MaxHeader = 8 << 20
 
 	// MaxData is how content is cut. Large enough that the five bytes of header
 	// and the wake-up do not matter, small enough to be held per connection.
-	MaxData = 256 << 10
+	MaxData = 64 << 10
+
+	// Window is how much of a request may be on its way, not taken by the agent.
+	Window = 256 << 10
 
 	// MaxContent bounds the content of one request (a file, a process's input).
 	// Larger content is a bulk operation or several SendInput calls.
@@ -87,12 +101,15 @@ type Req struct {
 	Flag   bool                  `json:"flag,omitempty"` // recursive; signal: the process only
 	Write  *sandbox.WriteOptions `json:"write,omitempty"`
 
+	// Header is the length of the true header, when that is too long for a frame
+	// of its own and is the first part of the content.
+	Header  int64 `json:"header,omitempty"`
 	Content int64 `json:"content,omitempty"` // bytes of Data frames that follow
 }
 
 // Res is the header of a reply.
 type Res struct {
-	InitPID   int                 `json:"init_pid,omitempty"` // enter, init
+	InitPID   int                 `json:"init_pid,omitempty"` // init
 	File      *sandbox.FileInfo   `json:"file,omitempty"`
 	Files     []sandbox.FileInfo  `json:"files,omitempty"`
 	Truncated bool                `json:"truncated,omitempty"`
@@ -218,16 +235,17 @@ func (c *Conn) WriteJSON(k Kind, v any) error {
 	return c.Flush()
 }
 
-// WriteContent sends data as Data frames.
-func (c *Conn) WriteContent(data []byte) error {
-	for len(data) > 0 {
-		n := min(len(data), MaxData)
-		if err := c.WriteFrame(Data, data[:n]); err != nil {
-			return err
-		}
-		data = data[n:]
+// WriteCredit says that n bytes of content were taken.
+func (c *Conn) WriteCredit(n int) error {
+	return c.WriteFrame(Credit, binary.BigEndian.AppendUint32(nil, uint32(n)))
+}
+
+// ParseCredit is the content of a Credit frame.
+func ParseCredit(p []byte) (int, error) {
+	if len(p) != 4 {
+		return 0, fmt.Errorf("credit frame of %d bytes", len(p))
 	}
-	return nil
+	return int(binary.BigEndian.Uint32(p)), nil
 }
 
 // WriteError sends err as the end of a request. Anything that is not a
