@@ -157,8 +157,16 @@ func FromConnect(err error) error {
 	if s, perr := strconv.Atoi(ce.Meta().Get("Retry-After")); perr == nil && s > 0 {
 		out.RetryAfter = time.Duration(s) * time.Second
 	}
-	if ce.Code() == connect.CodeUnavailable && !connect.IsWireError(ce) {
+	if connect.IsWireError(ce) {
+		return out
+	}
+	switch ce.Code() {
+	case connect.CodeUnavailable:
 		out.Hint = notRunningHint
+	case connect.CodeInvalidArgument, connect.CodeUnknown:
+		// Not the server's word but Connect's own for a stream that broke off
+		// in the middle of a message: the server died or the network did.
+		out.Class = sandbox.Unavailable
 	}
 	return out
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"slices"
@@ -11,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -125,5 +130,32 @@ func TestRetryAfterHeaderRoundsUp(t *testing.T) {
 	ce := ToConnect(&sandbox.Error{Class: sandbox.NoCapacity, RetryAfter: 1200 * time.Millisecond})
 	if got := ce.Meta().Get("Retry-After"); got != "2" {
 		t.Errorf("Retry-After %q, want 2", got)
+	}
+}
+
+// A stream that breaks off in the middle of a message is the server's absence,
+// not a wrong argument: clients come back after it.
+func TestBrokenStreamIsUnavailable(t *testing.T) {
+	for name, cut := range map[string]string{
+		"in the length":  "\x00\x00\x00",
+		"in the message": "\x00\x00\x00\x00\x10half",
+	} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/connect+proto")
+			_, _ = io.WriteString(w, cut)
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}))
+		c := NewClient(srv.URL, "k", Options{Transport: srv.Client().Transport})
+		s, err := c.Processes.Attach(t.Context(), connect.NewRequest(&covev1.AttachProcessRequest{}))
+		if err == nil {
+			s.Receive()
+			err = s.Err()
+			_ = s.Close()
+		}
+		if !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Errorf("%s: %v (%s)", name, err, sandbox.ClassOf(err))
+		}
+		srv.Close()
 	}
 }
