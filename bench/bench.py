@@ -99,6 +99,9 @@ class Bundle:
         return timed(lambda: subprocess.run(cmd, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
 
     def close(self) -> None:
+        netns = self.dir / "runsc" / "null-netns"  # runsc leaves a namespace mounted in its root
+        if netns.exists():
+            subprocess.run(["umount", str(netns)], check=True)
         shutil.rmtree(self.dir)
 
 

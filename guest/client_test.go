@@ -95,7 +95,7 @@ func TestAStaleConnectionIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.restart()
-	if _, err := c.Enter(t.Context(), guest.Container{}); err != nil {
+	if err := c.Enter(t.Context(), guest.Container{}); err != nil {
 		t.Fatal(err)
 	}
 	w.restart()
@@ -106,7 +106,7 @@ func TestAStaleConnectionIsReplaced(t *testing.T) {
 
 func TestADeadKernelIsUnavailable(t *testing.T) {
 	w, c := newWorld(t)
-	if _, err := c.Enter(t.Context(), guest.Container{}); err != nil {
+	if err := c.Enter(t.Context(), guest.Container{}); err != nil {
 		t.Fatal(err)
 	}
 	stopped := make(chan error, 1)
@@ -132,7 +132,7 @@ func TestADeadKernelIsUnavailable(t *testing.T) {
 
 func TestLeavingByContextCostsTheConnectionOnly(t *testing.T) {
 	w, c := newWorld(t)
-	if _, err := c.Enter(t.Context(), guest.Container{}); err != nil {
+	if err := c.Enter(t.Context(), guest.Container{}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -161,7 +161,7 @@ func TestLeavingByContextCostsTheConnectionOnly(t *testing.T) {
 
 func TestCloseEndsWhatIsUnderWay(t *testing.T) {
 	_, c := newWorld(t)
-	if _, err := c.Enter(t.Context(), guest.Container{}); err != nil {
+	if err := c.Enter(t.Context(), guest.Container{}); err != nil {
 		t.Fatal(err)
 	}
 	started := make(chan struct{})
@@ -182,7 +182,7 @@ func TestCloseEndsWhatIsUnderWay(t *testing.T) {
 
 func TestManyCallsAtOnce(t *testing.T) {
 	_, c := newWorld(t)
-	if _, err := c.Enter(t.Context(), guest.Container{}); err != nil {
+	if err := c.Enter(t.Context(), guest.Container{}); err != nil {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup

@@ -69,13 +69,13 @@ func runAgent() error {
 	if err != nil {
 		return err
 	}
-	return agent.New(agent.Config{Secret: secret, Space: agent.NewContainerSpace()}).Serve(context.Background(), l)
+	return agent.New(agent.Config{Secret: secret, Space: agent.NewKernelSpace()}).Serve(context.Background(), l)
 }
 
 // runInit is PID 1 of the user's container: it adopts and reaps what loses its
 // parent, and otherwise sleeps.
 func runInit() error {
-	runtime.GOMAXPROCS(1)
+	runtime.GOMAXPROCS(2)
 	debug.SetGCPercent(-1)
 	child := make(chan os.Signal, 1)
 	signal.Notify(child, unix.SIGCHLD)

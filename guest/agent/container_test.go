@@ -76,9 +76,11 @@ func enterContainer(t *testing.T) (*box, *container) {
 	t.Helper()
 	c := newContainer(t)
 	b := serve(t, agent.NewContainerSpace())
-	pid, err := b.Enter(t.Context(), guest.Container{InitPID: c.pid(), WorkingDir: "/mnt/new/work"})
-	if err != nil || pid != c.pid() {
-		t.Fatalf("%d %v", pid, err)
+	if err := b.Enter(t.Context(), guest.Container{InitPID: c.pid(), WorkingDir: "/mnt/new/work"}); err != nil {
+		t.Fatal(err)
+	}
+	if pid, err := b.Init(t.Context()); err != nil || pid != c.pid() {
+		t.Fatalf("init %d: %v", pid, err)
 	}
 	return b, c
 }

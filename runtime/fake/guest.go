@@ -62,8 +62,7 @@ func (k *kernel) populate(ctx context.Context, c runtime.Container) error {
 	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
 		env = append(env, name+"="+c.Env[name]) // the last of a name counts
 	}
-	_, err := k.guest.Enter(ctx, guest.Container{Env: env, WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User})
-	return err
+	return k.guest.Enter(ctx, guest.Container{Env: env, WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User})
 }
 
 // evacuate ends the processes and removes the files of an episode.

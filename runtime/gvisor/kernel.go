@@ -282,7 +282,12 @@ func (k *Kernel) Attach(ctx context.Context, c runtime.Container) error {
 	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
 	}
-	if err := k.startLocked(ctx, c, userContainer+"1"); err != nil {
+	init, err := k.launch(c, userContainer+"1")
+	if err != nil {
+		return k.explain(op, err)
+	}
+	k.container = userContainer + "1"
+	if err := k.enterLocked(ctx, c, init); err != nil {
 		return k.explain(op, err)
 	}
 	return nil
@@ -297,24 +302,41 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
 	}
 	old, whole := k.containers(), k.initPID != 0
+	next := userContainer + strconv.Itoa(episode(k.container)+1)
 	k.initPID = 0 // its death is ours, not the code's inside
-	if err := k.guest.Leave(ctx); err != nil {
+
+	// The new container starts while the guest leaves the old one, and is
+	// entered while that is destroyed. Nothing runs in it before we return.
+	var init int
+	launched := make(chan error, 1)
+	go func() {
+		var err error
+		init, err = k.launch(c, next)
+		launched <- err
+	}()
+	err := k.guest.Leave(ctx)
+	if err = errors.Join(err, <-launched); err != nil {
 		return k.explain(op, err)
 	}
-	for _, cid := range old {
-		// Of a reset that was cut off, some may be gone already: then the
-		// sentry knows no such container, which is what is wanted.
-		if err := k.sb.DestroyContainer(cid); err != nil && whole {
-			return k.explain(op, err)
+	destroyed := make(chan error, 1)
+	go func() {
+		var errs []error
+		for _, cid := range old {
+			// Of a reset that was cut off, some may be gone already: then the
+			// sentry knows no such container, which is what is wanted.
+			if err := k.sb.DestroyContainer(cid); err != nil && whole {
+				errs = append(errs, err)
+			}
+			if err := os.Remove(k.layer(cid)); err != nil && !errors.Is(err, os.ErrNotExist) {
+				errs = append(errs, err)
+			}
 		}
-	}
-	if err := k.startLocked(ctx, c, userContainer+strconv.Itoa(episode(k.container)+1)); err != nil {
+		destroyed <- errors.Join(errs...)
+	}()
+	k.container = next
+	err = k.enterLocked(ctx, c, init)
+	if err = errors.Join(err, <-destroyed); err != nil {
 		return k.explain(op, err)
-	}
-	for _, cid := range old {
-		if err := os.Remove(k.layer(cid)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return k.explain(op, err)
-		}
 	}
 	return nil
 }
@@ -336,34 +358,35 @@ func (k *Kernel) explain(op string, err error) error {
 	return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
 }
 
-// startLocked starts a user container and lets the guest enter it.
-func (k *Kernel) startLocked(ctx context.Context, c runtime.Container, cid string) error {
+// launch starts a user container and returns the pid of its init in the
+// guest's eyes.
+func (k *Kernel) launch(c runtime.Container, cid string) (initPID int, err error) {
 	d := k.d
 	image, err := os.Open(c.Rootfs.Path)
 	if err != nil {
-		return sandbox.Errorf(sandbox.ImageNotFound, "", "image content %s: %w", c.Rootfs.Path, err)
+		return 0, sandbox.Errorf(sandbox.ImageNotFound, "", "image content %s: %w", c.Rootfs.Path, err)
 	}
 	defer image.Close()
 	guestfs, err := os.Open(d.guestfs)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer guestfs.Close()
 	layer, err := os.OpenFile(k.layer(cid), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer layer.Close()
 	// Outside the sentry, whose seccomp filter forbids it (runsc does the same).
 	pgalloc.IMAWorkAroundForMemFile(layer.Fd())
 	stdin, err := os.Open(d.stdio())
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer stdin.Close()
 	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), d.guestfs)
 	if err := k.sb.CreateSubcontainer(d.conf, cid, nil); err != nil {
-		return err
+		return 0, err
 	}
 	err = k.sb.StartSubcontainer(spec, d.conf, cid,
 		[]*os.File{stdin, stdin, stdin}, []*os.File{image, guestfs}, []*os.File{layer}, nil,
@@ -372,16 +395,27 @@ func (k *Kernel) startLocked(ctx context.Context, c runtime.Container, cid strin
 			{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
 		})
 	if err != nil {
-		return err
+		return 0, err
 	}
-	k.container = cid
-	init, err := k.guest.Enter(ctx, guest.Container{
-		Env: environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids,
+	procs, err := k.sb.Processes(cid)
+	if err != nil {
+		return 0, err
+	}
+	if len(procs) != 1 {
+		return 0, fmt.Errorf("the new container has %d processes", len(procs))
+	}
+	return int(procs[0].PID), nil
+}
+
+// enterLocked lets the guest serve the container of an init.
+func (k *Kernel) enterLocked(ctx context.Context, c runtime.Container, initPID int) error {
+	err := k.guest.Enter(ctx, guest.Container{
+		InitPID: initPID, Env: environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids,
 	})
 	if err != nil {
 		return fmt.Errorf("the guest cannot enter the container: %w", err)
 	}
-	k.initPID = init
+	k.initPID = initPID
 	k.watchInit()
 	return nil
 }
