@@ -1,38 +1,61 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
+// lockPatience is how long a lock whose owner is dead may outlive it: a child
+// that was forked when its parent was killed shares the lock until it executes.
+const lockPatience = 10 * time.Second
+
 // lockDir makes the directory this process's alone until the file is closed.
 // The kernel drops the lock with the process, however it dies.
-func lockDir(dir string) (*os.File, error) {
+func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.Unavailable, "node.open", "%w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		defer f.Close()
+	for deadline := time.Now().Add(lockPatience); ; {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			break
+		}
 		if err != syscall.EWOULDBLOCK {
+			f.Close()
 			return nil, sandbox.Errorf(sandbox.Unavailable, "node.open", "lock %s: %w", f.Name(), err)
 		}
-		holder := "another process"
-		b := make([]byte, 32)
-		if n, _ := f.ReadAt(b, 0); n > 0 {
-			holder = "process " + strings.TrimSpace(string(b[:n]))
+		pid := lockOwner(f)
+		if pid == 0 || syscall.Kill(pid, 0) != syscall.ESRCH || time.Now().After(deadline) || ctx.Err() != nil {
+			f.Close()
+			holder := "another process"
+			if pid != 0 {
+				holder = fmt.Sprintf("process %d", pid)
+			}
+			return nil, &sandbox.Error{Class: sandbox.Precondition, Op: "node.open", Msg: fmt.Sprintf("%s is in use by %s", dir, holder),
+				Hint: "stop that one first, or give this node a directory of its own"}
 		}
-		return nil, &sandbox.Error{Class: sandbox.Precondition, Op: "node.open", Msg: fmt.Sprintf("%s is in use by %s", dir, holder),
-			Hint: "stop that one first, or give this node a directory of its own"}
+		time.Sleep(5 * time.Millisecond)
 	}
-	// The pid is for people; the lock does not depend on it, so a full disk
-	// here is no reason not to start.
+	// A full disk here is no reason not to start: without the pid, the next
+	// one waits for nobody.
 	_ = f.Truncate(0)
-	_, _ = fmt.Fprintf(f, "%d\n", os.Getpid())
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%d\n", os.Getpid()), 0)
 	return f, nil
+}
+
+// lockOwner is the pid written by who took the lock; 0 if there is none.
+func lockOwner(f *os.File) int {
+	b := make([]byte, 32)
+	n, _ := f.ReadAt(b, 0)
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(b[:n])))
+	return pid
 }

@@ -111,7 +111,7 @@ func Open(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, sandbox.Errorf(sandbox.Unavailable, "node.open", "%w", err)
 	}
-	lock, err := lockDir(cfg.Dir)
+	lock, err := lockDir(ctx, cfg.Dir)
 	if err != nil {
 		return nil, err
 	}
