@@ -69,7 +69,7 @@ func runAgent() error {
 	if err != nil {
 		return err
 	}
-	return agent.New(agent.Config{Secret: secret, Space: agent.NewKernelSpace()}).Serve(context.Background(), l)
+	return agent.New(agent.Config{Secret: secret, Space: agent.NewKernelSpace(), Frugal: true}).Serve(context.Background(), l)
 }
 
 // runInit is PID 1 of the user's container: it adopts and reaps what loses its

@@ -88,6 +88,7 @@ func (s *session) next() error {
 		}
 	}
 	err = s.dispatch(r, body)
+	s.agent.busy()
 	if errors.Is(err, errGone) {
 		return err
 	}
