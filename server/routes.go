@@ -72,11 +72,13 @@ func (s *Server) httpRoutes() map[string]http.Handler {
 func (s *Server) plain(opName string, h func(http.ResponseWriter, *http.Request) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
+		body := &touchedBody{ReadCloser: r.Body}
+		r.Body = body
 		err := h(w, r)
 		logCall(r.Context(), s.log, opName, began, err)
 		if err != nil {
 			wire.WriteError(w, r, outcome(r.Context(), opName, err))
-			lingerOver(w, r)
+			lingerOver(w, r, body.touched)
 		}
 	})
 }
@@ -84,16 +86,28 @@ func (s *Server) plain(opName string, h func(http.ResponseWriter, *http.Request)
 // lingerOver takes in some of the content of a refused HTTP/1.1 upload after
 // the answer is sent. A client that writes on would otherwise find its
 // connection reset, and many then never look at the answer. Those that sent
-// "Expect: 100-continue" know better.
-func lingerOver(w http.ResponseWriter, r *http.Request) {
+// "Expect: 100-continue" and were not told to continue know better.
+func lingerOver(w http.ResponseWriter, r *http.Request, touched bool) {
 	const most, atMost = 256 << 20, 10 * time.Second
-	if r.ProtoMajor != 1 || r.ContentLength == 0 || r.Header.Get("Expect") != "" {
+	if r.ProtoMajor != 1 || r.ContentLength == 0 || r.Header.Get("Expect") != "" && !touched {
 		return
 	}
 	rc := http.NewResponseController(w)
 	if rc.Flush() == nil && rc.SetReadDeadline(time.Now().Add(atMost)) == nil {
 		_, _ = io.CopyN(io.Discard, r.Body, most)
 	}
+}
+
+// touchedBody knows whether the handler asked for the body, which is when
+// net/http tells the client to continue. For one goroutine at a time.
+type touchedBody struct {
+	io.ReadCloser
+	touched bool
+}
+
+func (b *touchedBody) Read(p []byte) (int, error) {
+	b.touched = true
+	return b.ReadCloser.Read(p)
 }
 
 // outcome is the error a caller is told: the reason its context ended, if the

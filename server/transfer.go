@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,9 @@ const (
 	// firstRead is read that way of every download, for the size and the
 	// errors; a file not larger is done with it.
 	firstRead = 64 << 10
+	// stallGrace is how long after a failure a client may go on without sending
+	// anything: whoever sends finds out by itself, and its connection stays good.
+	stallGrace = 500 * time.Millisecond
 	// copyBuffer and the pipe's size: what the kernel allows an unprivileged pipe.
 	copyBuffer = 1 << 20
 )
@@ -205,7 +209,7 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request) error {
 			if _, err := g.WriteFile(r.Context(), path, data, opt); err != nil {
 				return err
 			}
-		} else if err := s.uploadFile(r.Context(), id, g, path, opt, body, unblock(w)); err != nil {
+		} else if err := s.uploadFile(r.Context(), id, g, path, opt, body, unblock(w, r)); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusNoContent)
@@ -262,7 +266,7 @@ func (s *Server) putTar(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return s.withGuest(r.Context(), id, func(Guest) error {
-		if err := s.upload(r.Context(), id, guest.BulkOp{Kind: "untar", Path: path, Write: opt}, body, unblock(w)); err != nil {
+		if err := s.upload(r.Context(), id, guest.BulkOp{Kind: "untar", Path: path, Write: opt}, body, unblock(w, r)); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusNoContent)
@@ -281,26 +285,30 @@ func (s *Server) upload(ctx context.Context, id string, op guest.BulkOp, body *r
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	bulk := make(chan error, 1)
+	copied := make(chan struct{})
+	var cutOff atomic.Bool
 	go func() {
 		err := s.node.Bulk(ctx, id, op, pr, nil)
-		bulk <- err
 		pr.Close() // ours was the last reading end: a writer that still writes fails
 		if err != nil {
-			unblock()
+			select {
+			case <-copied:
+			case <-time.After(stallGrace):
+				cutOff.Store(true)
+				unblock()
+			}
 		}
+		bulk <- err
 	}()
 
 	_, copyErr := io.CopyBuffer(struct{ io.Writer }{pw}, struct{ io.Reader }{body}, make([]byte, copyBuffer))
+	close(copied)
 	if body.err != nil {
-		select {
-		case err := <-bulk: // it failed first, and that ended the reading
-			if err != nil {
-				return err
-			}
-		default:
-			cancel()
-			<-bulk
+		if cutOff.Load() { // it failed first, and that ended the reading
+			return <-bulk
 		}
+		cancel()
+		<-bulk
 		return body.err
 	}
 	pw.Close()
@@ -313,10 +321,17 @@ func (s *Server) upload(ctx context.Context, id string, op guest.BulkOp, body *r
 	return bulkErr
 }
 
-// unblock ends a read of the request's body that waits for the client.
-func unblock(w http.ResponseWriter) func() {
+// unblock ends a read of the request's body that waits for the client. The
+// connection must not outlive the answer: net/http takes a broken read for the
+// client's leaving, and would cancel whatever comes on it later.
+func unblock(w http.ResponseWriter, r *http.Request) func() {
 	rc := http.NewResponseController(w)
-	return func() { _ = rc.SetReadDeadline(time.Unix(1, 0)) }
+	return func() {
+		if r.ProtoMajor == 1 {
+			w.Header().Set("Connection", "close") // the handler waits for us and touches no header
+		}
+		_ = rc.SetReadDeadline(time.Unix(1, 0))
+	}
 }
 
 // requestBody remembers how the client's side failed, so that it is not

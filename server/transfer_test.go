@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -345,5 +347,25 @@ func TestFailureUnblocksAStalledUpload(t *testing.T) {
 	defer resp.Body.Close()
 	if b, _ := io.ReadAll(resp.Body); resp.StatusCode != 429 || !strings.Contains(string(b), "space") {
 		t.Errorf("%d %s", resp.StatusCode, b)
+	}
+}
+
+// A failed upload must not take the next call on its connection with it.
+func TestFailedUploadsLeaveTheConnectionAlone(t *testing.T) {
+	w := newWorld(t)
+	sb := w.create(nil)
+	var fail atomic.Bool
+	w.node.onBulk = func(guest.BulkOp) error {
+		if fail.Load() {
+			return sandbox.Errorf(sandbox.DiskFull, "", "no space left")
+		}
+		return nil
+	}
+	for i := range 50 {
+		fail.Store(i%2 == 0)
+		err := w.client.UploadTar(t.Context(), sb.Id, "/dir", "root", strings.NewReader("a small tar"))
+		if fail.Load() && !errors.Is(err, sandbox.ErrDiskFull) || !fail.Load() && err != nil {
+			t.Fatalf("upload %d: %v", i, err)
+		}
 	}
 }
