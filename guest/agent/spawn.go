@@ -77,6 +77,12 @@ func (ep *episode) spawn(spec *sandbox.ProcessSpec, mark string, log *outlog) (*
 	var c *child
 	var ferr error
 	err = ep.space.spawner(func() {
+		select {
+		case <-ep.over: // while it waited for its turn
+			ferr = errLeft
+			return
+		default:
+		}
 		defer ep.unstickEvery(time.Second)()
 		c, ferr = ep.fork(spec, mark, fds)
 	})
