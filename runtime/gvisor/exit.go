@@ -117,6 +117,9 @@ func (k *Kernel) Destroy(ctx context.Context) error {
 	if k.guest != nil {
 		k.guest.Close()
 	}
+	if k.spareTimer != nil {
+		k.spareTimer.Stop()
+	}
 	// The sentry is process 1 of its own pid namespace: with it go its stubs.
 	if k.saved.PID != 0 && processStart(k.saved.PID) == k.saved.StartTime {
 		if err := killAndWait(k.saved.PID, deadline); err != nil {
@@ -148,7 +151,7 @@ func (k *Kernel) Destroy(ctx context.Context) error {
 		return sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
 	}
 	k.destroyed = true
-	k.watchers.Wait()
+	k.watchers.Wait() // a spare being started fails with its sentry
 	return nil
 }
 

@@ -48,10 +48,12 @@ type Kernel struct {
 	stop     context.CancelFunc
 	watchers sync.WaitGroup
 
-	mu        sync.Mutex
-	container string // id of the user's container inside the kernel, "" before Attach
-	initPID   int
-	destroyed bool
+	mu         sync.Mutex
+	container  string // id of the user's container inside the kernel, "" before Attach
+	initPID    int
+	spare      *spare // nil if none is there or being made
+	spareTimer *time.Timer
+	destroyed  bool
 }
 
 // saved is what survives a restart of the node.
@@ -243,10 +245,14 @@ func (k *Kernel) adopt(ctx context.Context) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if cids := k.containers(); len(cids) > 0 {
-		k.container = cids[len(cids)-1]
+	for _, cid := range k.containers() {
+		// Beside the current one there may be a spare, which the next reset
+		// destroys with it. Without an init, the process before us died amid a
+		// reset, and any will do.
+		if procs, err := k.sb.Processes(cid); init == 0 || err == nil && len(procs) == 1 && int(procs[0].PID) == init {
+			k.container = cid
+		}
 	}
-	// No init but a container: the process before us died amid a reset.
 	if k.initPID = init; init != 0 {
 		k.watchInit()
 	}
@@ -265,6 +271,8 @@ func (k *Kernel) containers() []string {
 	return cids
 }
 
+func containerName(episode int) string { return userContainer + strconv.Itoa(episode) }
+
 // episode is the number in a container's name.
 func episode(cid string) int {
 	n, _ := strconv.Atoi(strings.TrimPrefix(cid, userContainer)) // 0 for a name that is not ours
@@ -282,11 +290,12 @@ func (k *Kernel) Attach(ctx context.Context, c runtime.Container) error {
 	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
 	}
-	init, err := k.launch(c, userContainer+"1")
+	cid := containerName(1)
+	init, err := k.launch(c, cid)
 	if err != nil {
 		return k.explain(op, err)
 	}
-	k.container = userContainer + "1"
+	k.container = cid
 	if err := k.enterLocked(ctx, c, init); err != nil {
 		return k.explain(op, err)
 	}
@@ -301,9 +310,19 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 	if k.container == "" {
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
 	}
-	old, whole := k.containers(), k.initPID != 0
-	next := userContainer + strconv.Itoa(episode(k.container)+1)
+	whole := k.initPID != 0
 	k.initPID = 0 // its death is ours, not the code's inside
+	ahead := k.takeSpareLocked(c)
+	old := k.containers()
+	last := k.container
+	if len(old) > 0 {
+		last = old[len(old)-1]
+	}
+	next := containerName(episode(last) + 1)
+	if ahead != nil {
+		next = ahead.cid
+		old = slices.DeleteFunc(old, func(cid string) bool { return cid == next })
+	}
 
 	// The new container starts while the guest leaves the old one, and is
 	// entered while that is destroyed. Nothing runs in it before we return.
@@ -311,20 +330,24 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 	launched := make(chan error, 1)
 	go func() {
 		var err error
-		init, err = k.launch(c, next)
+		if ahead != nil {
+			init = ahead.init
+		} else {
+			init, err = k.launch(c, next)
+		}
 		launched <- err
 	}()
 	err := k.guest.Leave(ctx)
 	if err = errors.Join(err, <-launched); err != nil {
 		return k.explain(op, err)
 	}
-	destroyed := make(chan error, 1)
+	current, destroyed := k.container, make(chan error, 1)
 	go func() {
 		var errs []error
 		for _, cid := range old {
 			// Of a reset that was cut off, some may be gone already: then the
 			// sentry knows no such container, which is what is wanted.
-			if err := k.sb.DestroyContainer(cid); err != nil && whole {
+			if err := k.sb.DestroyContainer(cid); err != nil && whole && cid == current {
 				errs = append(errs, err)
 			}
 			if err := os.Remove(k.layer(cid)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -338,6 +361,7 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 	if err = errors.Join(err, <-destroyed); err != nil {
 		return k.explain(op, err)
 	}
+	k.spareSoonLocked(c)
 	return nil
 }
 

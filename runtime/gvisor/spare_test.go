@@ -1,0 +1,121 @@
+package gvisor
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/cove-sandbox/cove/image/imagetest"
+	"github.com/cove-sandbox/cove/internal/testbin"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// A kernel that was reset has its next container ready; it is used when it
+// fits, thrown away when not, found again after a restart, and always pristine.
+func TestSpare(t *testing.T) {
+	lib, img := imagetest.Base(t)
+	path, err := lib.Path(img.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	d, err := Open(ctx, Config{Dir: t.TempDir(), RunscPath: testbin.Runsc(t), GuestPath: testbin.Guest(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	booted, err := d.Boot(ctx, "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := booted.(*Kernel)
+	defer func() {
+		if err := k.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}()
+	c := runtime.Container{Rootfs: runtime.Rootfs{Path: path, User: "root"},
+		Resources: sandbox.Resources{MilliCPU: 1000, MemoryLimit: 256 << 20, Disk: 64 << 20, Pids: 100}}
+	execs := 0
+	expect := func(script, want string) {
+		t.Helper()
+		var out bytes.Buffer
+		execs++
+		err := k.Guest().Start(ctx, sandbox.ProcessSpec{ExecID: fmt.Sprint(execs), Command: script}, 0, func(e sandbox.ProcessEvent) error {
+			if e.Output != nil {
+				out.Write(e.Output.Data)
+			}
+			return nil
+		})
+		if err != nil || out.String() != want {
+			t.Errorf("%s: %q %v, want %q", script, out.String(), err, want)
+		}
+	}
+	waiting := func() *spare {
+		t.Helper()
+		for ctx.Err() == nil {
+			k.mu.Lock()
+			s := k.spare
+			k.mu.Unlock()
+			if s != nil {
+				<-s.ready
+				if s.err != nil {
+					t.Fatal(s.err)
+				}
+				return s
+			}
+			time.Sleep(time.Millisecond)
+		}
+		t.Fatal("no spare is made")
+		return nil
+	}
+	reset := func(c runtime.Container) {
+		t.Helper()
+		expect("echo x > /note; sleep 1000 & echo ok", "ok\n")
+		if err := k.Reset(ctx, c); err != nil {
+			t.Fatal(err)
+		}
+		expect("ls /note 2>/dev/null; pgrep sleep | wc -l", "0\n")
+	}
+	if err := k.Attach(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	reset(c)
+	for range 2 {
+		s := waiting()
+		reset(c)
+		if k.container != s.cid {
+			t.Errorf("serving %s, the spare was %s", k.container, s.cid)
+		}
+	}
+
+	s := waiting()
+	larger := c
+	larger.Resources.Disk *= 2
+	reset(larger)
+	if k.container == s.cid {
+		t.Error("a spare with another disk limit was used")
+	}
+
+	waiting()
+	h := k.Handle()
+	adopted, err := d.Adopt(ctx, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := k.container
+	k.stop() // as the death of its process would
+	k = adopted.(*Kernel)
+	if k.container != was {
+		t.Errorf("adopted %s, it served %s", k.container, was)
+	}
+	reset(larger)
+	for _, cid := range k.containers() {
+		if episode(cid) <= episode(was)+1 {
+			t.Errorf("%s is left after the reset: %v", cid, k.containers())
+		}
+	}
+}
