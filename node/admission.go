@@ -77,7 +77,7 @@ func (l *Ledger) Used() (sandbox.Resources, int64) { return l.used, l.count }
 // admitted until it is not.
 func (l *Ledger) SetLowDisk(low bool) { l.lowDisk = low }
 
-// Admit promises r or says why not: sandbox.ErrInvalid naming the field where
+// Admit promises r or says why not: sandbox.ErrTooLarge naming the field where
 // this machine could never hold it, sandbox.ErrNoCapacity naming the shortage
 // where it could, asked again after retry.
 func (l *Ledger) Admit(r sandbox.Resources, retry time.Duration) error {
@@ -122,9 +122,13 @@ func (l *Ledger) fits(r sandbox.Resources) error {
 		{"spec.resources.memory_limit", r.MemoryLimit, l.limits.Memory, "B"},
 		{"spec.resources.disk", r.Disk, l.limits.Disk, "B"},
 	} {
-		if f.want < 0 || f.want > f.most {
-			return sandbox.InvalidField(f.field, "%s is not between 0 and the %s this machine has",
-				amount(f.want, f.unit), amount(f.most, f.unit))
+		switch {
+		case f.want < 0:
+			return sandbox.InvalidField(f.field, "%s is negative", amount(f.want, f.unit))
+		case f.want > f.most:
+			return &sandbox.Error{Class: sandbox.TooLarge, Field: f.field,
+				Msg:  fmt.Sprintf("%s is more than the %s this machine has to give", amount(f.want, f.unit), amount(f.most, f.unit)),
+				Hint: "ask for less, or use a larger machine"}
 		}
 	}
 	return nil

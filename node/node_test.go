@@ -80,7 +80,7 @@ func TestCreateRefusesWhatIsWrong(t *testing.T) {
 			{"no id", smallBox(""), "sha256:base", sandbox.ErrInvalid},
 			{"an image that is not here", smallBox("b"), "sha256:other", sandbox.ErrImageNotFound},
 			{"an id in use", smallBox("taken"), "sha256:base", sandbox.ErrAlreadyExists},
-			{"more memory than the machine has", smallBox("b", func(s *sandbox.Spec) { s.Resources.Memory = 65 * gib }), "sha256:base", sandbox.ErrInvalid},
+			{"more memory than the machine has", smallBox("b", func(s *sandbox.Spec) { s.Resources.Memory = 65 * gib }), "sha256:base", sandbox.ErrTooLarge},
 		} {
 			_, err := w.Create(t.Context(), c.sb, sandbox.Image{ID: c.img})
 			if sandbox.ClassOf(err) != c.want.Class {
