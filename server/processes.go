@@ -2,7 +2,9 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -107,8 +109,20 @@ func (s processService) Start(ctx context.Context, r *connect.Request[covev1.Sta
 		return err
 	}
 	return s.stream(ctx, r.Msg.SandboxId, out, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
-		return g.Start(ctx, spec, r.Msg.Offset, sink)
+		return inProcess(g.Start(ctx, spec, r.Msg.Offset, sink))
 	})
+}
+
+// inProcess spells the field of a guest's error as the request does: the guest
+// knows a process, not the message around it.
+func inProcess(err error) error {
+	var e *sandbox.Error
+	if !errors.As(err, &e) || e.Field == "" || strings.HasPrefix(e.Field, "process") {
+		return err
+	}
+	c := *e
+	c.Field = "process." + c.Field
+	return &c
 }
 
 func (s processService) Attach(ctx context.Context, r *connect.Request[covev1.AttachProcessRequest], out *connect.ServerStream[covev1.ProcessEvent]) error {
