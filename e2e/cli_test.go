@@ -74,9 +74,9 @@ func TestCLI(t *testing.T) {
 	})
 
 	t.Run("json", func(t *testing.T) {
-		var one map[string]any
-		if err := json.Unmarshal([]byte(cove("inspect", "--json", id).want(t, 0).Stdout), &one); err != nil || one["id"] != id {
-			t.Errorf("inspect --json: %v, %v", one["id"], err)
+		var found []map[string]any
+		if err := json.Unmarshal([]byte(cove("inspect", "--json", id).want(t, 0).Stdout), &found); err != nil || len(found) != 1 || found[0]["id"] != id {
+			t.Errorf("inspect --json: %v, %v", found, err)
 		}
 		for _, args := range [][]string{{"ls", "--json"}, {"ps", "--json", id}, {"image", "ls", "--json"}, {"key", "ls", "--json"}, {"stats", "--json", id}, {"info", "--json"}, {"version", "--json"}} {
 			r := cove(args...).want(t, 0)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +39,7 @@ func newScreen(t *testing.T, w *world.World) *screen {
 	})
 	s.tmux("set", "-g", "status", "off")
 	s.tmux("resize-window", "-x", "100", "-y", "30")
-	s.shows("outer> ")
+	s.waits("outer>")
 	return s
 }
 
@@ -65,21 +66,37 @@ func (s *screen) keys(names ...string) {
 	s.tmux(append([]string{"send-keys"}, names...)...)
 }
 
-// shows waits until a line of the screen is text, or begins with it.
+// shows waits until a line of the screen begins with text.
 func (s *screen) shows(text string) {
 	s.t.Helper()
-	var now string
-	deadline := time.Now().Add(cliWithin)
-	for time.Now().Before(deadline) {
-		now = s.tmux("capture-pane", "-p", "-S", "-200")
-		for _, l := range strings.Split(now, "\n") {
-			if strings.HasPrefix(l, text) {
-				return
+	s.until(fmt.Sprintf("show %q", text), func(lines []string) bool {
+		return slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, text) })
+	})
+}
+
+// waits waits for a prompt: what is typed before the program in front has
+// ended would be that program's input.
+func (s *screen) waits(prompt string) {
+	s.t.Helper()
+	s.until("wait at "+prompt, func(lines []string) bool { return len(lines) > 0 && lines[len(lines)-1] == prompt })
+}
+
+// until asks for the screen's lines, without empty ones and trailing spaces.
+func (s *screen) until(what string, ok func(lines []string) bool) {
+	s.t.Helper()
+	var lines []string
+	for deadline := time.Now().Add(cliWithin); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		lines = nil
+		for _, l := range strings.Split(s.tmux("capture-pane", "-p", "-S", "-200"), "\n") {
+			if l = strings.TrimRight(l, " "); l != "" {
+				lines = append(lines, l)
 			}
 		}
-		time.Sleep(50 * time.Millisecond)
+		if ok(lines) {
+			return
+		}
 	}
-	s.t.Fatalf("the screen does not show %q but\n%s", text, now)
+	s.t.Fatalf("the screen does not %s but shows\n%s", what, strings.Join(lines, "\n"))
 }
 
 // TestTerminal is cove exec -it at a real terminal.
@@ -89,7 +106,7 @@ func TestTerminal(t *testing.T) {
 	s := newScreen(t, w)
 
 	s.types("cove exec -it -e PS1='inner$ ' " + b.ID + " -- bash --norc --noprofile")
-	s.shows("inner$")
+	s.waits("inner$")
 	s.types("echo sum=$((6*7)); tty; echo $TERM")
 	s.shows("sum=42")
 	s.shows("/dev/pts/")
@@ -103,6 +120,7 @@ func TestTerminal(t *testing.T) {
 	s.types("echo sleeping; sleep 1000")
 	s.shows("sleeping")
 	s.keys("C-c")
+	s.waits("inner$")
 	s.types("echo code=$?")
 	s.shows("code=130")
 	// So do Ctrl-Z and job control.
@@ -122,7 +140,7 @@ func TestTerminal(t *testing.T) {
 	s.shows("got 7")
 	// The program's exit code is cove's, and the terminal is as it was.
 	s.types("exit 5")
-	s.shows("outer> ")
+	s.waits("outer>")
 	s.types("echo outer-code=$?")
 	s.shows("outer-code=5")
 	s.types("stty -a | grep -o -w -e '-\\?icanon' -e '-\\?isig' -e '-\\?echo' -e '-\\?opost' | sort | tr '\\n' ' '; echo end")
@@ -132,13 +150,13 @@ func TestTerminal(t *testing.T) {
 	}
 	// Killed from outside, too.
 	s.types("clear; cove exec -it -e PS1='second$ ' " + b.ID + " -- bash --norc --noprofile")
-	s.shows("second$")
+	s.waits("second$")
 	if _, err := b.TryKill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.types("") // whatever state it is in
-	s.types("echo after=$?x")
-	s.shows("after=")
+	s.waits("outer>")
+	s.types("echo after=$?.")
+	s.shows("after=137.")
 	s.types("stty -a | grep -o -w -e '-\\?icanon' -e '-\\?echo' | sort | tr '\\n' ' '; echo end2")
 	s.shows("echo icanon end2")
 	// Not at a terminal it says so.
