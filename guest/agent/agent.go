@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cove-sandbox/cove/guest/wire"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -212,12 +214,19 @@ func (a *Agent) enter(r wire.Req) error {
 	a.entering.Lock()
 	defer a.entering.Unlock()
 	a.leaveNow()
-	if err := a.space.enter(r.InitPID, r.Pids); err != nil {
+	home := false // the working directory is there
+	err := a.space.enter(r.InitPID, r.Pids, func() {
+		var st unix.Stat_t
+		home = r.WorkingDir == "" || a.space.stat(r.WorkingDir, &st) == nil
+	})
+	if err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, "guest.enter", "%w", err)
 	}
 	ep := newEpisode(a.space, r, a.budget)
-	if err := ep.makeWorkdir(); err != nil {
-		a.log.Warn("working directory", "path", ep.workdir, "err", err)
+	if !home {
+		if err := ep.makeWorkdir(); err != nil {
+			a.log.Warn("working directory", "path", ep.workdir, "err", err)
+		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

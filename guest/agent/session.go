@@ -205,6 +205,11 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 	case wire.OpWaitInit:
 		select {
 		case <-ep.initGone:
+			select {
+			case <-ep.over: // the agent itself ended it
+				return errNoContainer()
+			default:
+			}
 			return s.reply(wire.Res{}, nil)
 		case <-ep.over:
 			return errNoContainer()

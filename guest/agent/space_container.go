@@ -14,6 +14,11 @@ const (
 	fileThreads = 4
 	fileKeep    = 10 * time.Second
 	lastCap     = 63
+
+	// After the first reset the berth of the next is made while the container
+	// is used, but not at once: its first process comes right behind.
+	aheadAfter = 50 * time.Millisecond
+	closeAfter = 20 * time.Millisecond
 )
 
 // containerSpace is the user's container of the kernel the agent runs in. It
@@ -26,6 +31,7 @@ type containerSpace struct {
 	mu     sync.Mutex
 	inside *inside // nil when not entered
 	next   *berth  // nil when none is being made
+	again  bool    // a container was left: there will be more
 }
 
 // inside is one entered container.
@@ -102,7 +108,7 @@ func (c *containerSpace) takeBerth() (*berth, error) {
 	return b, nil
 }
 
-func (c *containerSpace) enter(initPID int, pids int64) error {
+func (c *containerSpace) enter(initPID int, pids int64, arrived func()) error {
 	fd, err := unix.PidfdOpen(initPID, unix.PIDFD_NONBLOCK) // for os.NewFile: wait for its end in the poller
 	if err != nil {
 		return fmt.Errorf("pidfd_open of init %d: %w", initPID, err)
@@ -115,7 +121,7 @@ func (c *containerSpace) enter(initPID int, pids int64) error {
 		return enterThread(fd, 0)
 	})
 	if in.null, err = openNull(); err == nil && !c.filesOnly {
-		err = c.enterSpawner(in, fd, pids)
+		err = c.enterSpawner(in, fd, pids, arrived)
 	}
 	if err != nil {
 		in.close()
@@ -125,11 +131,20 @@ func (c *containerSpace) enter(initPID int, pids int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inside = in
+	if c.ahead && c.again {
+		time.AfterFunc(aheadAfter, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.inside == in && c.next == nil {
+				c.next = newBerth(true)
+			}
+		})
+	}
 	return nil
 }
 
 // enterSpawner brings the prepared thread inside.
-func (c *containerSpace) enterSpawner(in *inside, pidfd int, pids int64) error {
+func (c *containerSpace) enterSpawner(in *inside, pidfd int, pids int64, arrived func()) error {
 	b, err := c.takeBerth()
 	if err != nil {
 		return err
@@ -146,6 +161,7 @@ func (c *containerSpace) enterSpawner(in *inside, pidfd int, pids int64) error {
 			// there is no such mount (not in gVisor) the call fails, which is as
 			// good.
 			unix.Unmount("/tmp", unix.MNT_DETACH)
+			arrived()
 		}
 	})
 	return errors.Join(derr, err)
@@ -219,6 +235,21 @@ func (in *inside) watch() {
 	}
 }
 
+// kill ends all that runs inside: with its init a pid namespace goes, and the
+// init is gone when the rest is. So a reset need not wait for the host to
+// destroy the container before it enters the next.
+func (in *inside) kill() {
+	rc, err := in.init.SyscallConn()
+	if err != nil {
+		return
+	}
+	rc.Control(func(fd uintptr) { unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	select {
+	case <-in.gone:
+	case <-time.After(leaveGrace):
+	}
+}
+
 func (in *inside) close() {
 	in.file.close()
 	if in.spawn != nil {
@@ -235,15 +266,20 @@ func (c *containerSpace) leave() {
 	c.mu.Lock()
 	in := c.inside
 	c.inside = nil
+	c.again = true
 	if c.ahead && c.next == nil {
 		c.next = newBerth(true)
 	}
 	c.mu.Unlock()
-	if in != nil {
-		// Nothing starts inside any more; ending the threads takes milliseconds
-		// that nobody needs to wait for.
-		go in.close()
+	if in == nil {
+		return
 	}
+	if c.ahead {
+		in.kill()
+	}
+	// Nothing starts inside any more; ending the threads takes milliseconds
+	// that the reset under way needs for something else.
+	time.AfterFunc(closeAfter, in.close)
 }
 
 func (c *containerSpace) now() *inside {

@@ -22,7 +22,7 @@ type hostSpace struct {
 // HostSpace acts on a directory of this machine, without isolation.
 func HostSpace(root string) Space { return &hostSpace{root: root} }
 
-func (h *hostSpace) enter(int, int64) error {
+func (h *hostSpace) enter(_ int, _ int64, arrived func()) error {
 	d, err := os.OpenFile(h.root, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
@@ -33,9 +33,9 @@ func (h *hostSpace) enter(int, int64) error {
 		return err
 	}
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.dir, h.null = d, null
-	return nil
+	h.mu.Unlock()
+	return h.spawner(arrived)
 }
 
 func (h *hostSpace) forFiles() Space { return HostSpace(h.root) }

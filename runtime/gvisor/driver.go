@@ -135,7 +135,8 @@ func (d *Driver) Blank(ctx context.Context, id string) (runtime.Blank, error) {
 	if _, err := rand.Read(secret); err != nil {
 		return nil, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
-	k := &Kernel{d: d, id: id, saved: saved{Secret: hex.EncodeToString(secret)}, done: make(chan struct{})}
+	k := newKernel(d, id)
+	k.saved.Secret = hex.EncodeToString(secret)
 	// The directory is the claim to the id: before it is ours nothing may be
 	// undone, or a boot with a taken id would take the kernel that has it down.
 	if err := os.Mkdir(k.dir(), 0o711); errors.Is(err, os.ErrExist) {
@@ -194,7 +195,7 @@ func (d *Driver) Adopt(ctx context.Context, h runtime.Handle) (runtime.Kernel, e
 	if h.Driver != driverName || h.Version != handleVersion {
 		return nil, sandbox.Errorf(sandbox.Unsupported, op, "handle %s version %d is not for this driver", h.Driver, h.Version)
 	}
-	k := &Kernel{d: d, id: h.ID, done: make(chan struct{})}
+	k := newKernel(d, h.ID)
 	if err := json.Unmarshal(h.Data, &k.saved); err != nil {
 		return nil, sandbox.Errorf(sandbox.Corrupt, op, "handle of kernel %s: %w", h.ID, err)
 	}
@@ -227,7 +228,7 @@ func (d *Driver) Sweep(ctx context.Context, keep map[string]bool) ([]string, err
 		if keep[id] || !validID.MatchString(id) || ctx.Err() != nil {
 			continue
 		}
-		k := &Kernel{d: d, id: id, done: make(chan struct{})}
+		k := newKernel(d, id)
 		if pid := d.findSentry(id); pid != 0 {
 			k.saved.PID, k.saved.StartTime = pid, processStart(pid)
 		}
