@@ -21,8 +21,7 @@ const (
 	// millisecond. Four cover an exec with a watcher and file calls beside it.
 	maxIdle = 4
 
-	// idleFor is how long an unused connection is kept, so that a sandbox that
-	// nobody talks to costs no descriptors.
+	// idleFor is how long an unused connection beside the last one is kept.
 	idleFor = 30 * time.Second
 
 	// handshakes is how often a connection that was closed before the guest
@@ -348,13 +347,15 @@ func (c *Client) trim() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := 0
-	for n < len(c.idle) && time.Since(c.idle[n].since) >= idleFor {
+	// The last one stays: a dial costs two of the ten milliseconds that a
+	// kernel fresh from its pool has for an attach.
+	for n < len(c.idle)-1 && time.Since(c.idle[n].since) >= idleFor {
 		c.idle[n].Close()
 		n++
 	}
 	c.idle = append(c.idle[:0], c.idle[n:]...)
 	c.timer = nil
-	if len(c.idle) > 0 && !c.closed {
+	if len(c.idle) > 1 && !c.closed {
 		c.timer = time.AfterFunc(idleFor-time.Since(c.idle[0].since), c.trim)
 	}
 }

@@ -15,8 +15,9 @@ const (
 	fileKeep    = 10 * time.Second
 	lastCap     = 63
 
-	// After the first reset the berth of the next is made while the container
-	// is used, but not at once: its first process comes right behind.
+	// After the first reset (what is left before is the rehearsal of the boot)
+	// the berth of the next is made while the container is used, but not at
+	// once: its first process comes right behind.
 	aheadAfter = 50 * time.Millisecond
 	closeAfter = 20 * time.Millisecond
 )
@@ -31,7 +32,7 @@ type containerSpace struct {
 	mu     sync.Mutex
 	inside *inside // nil when not entered
 	next   *berth  // nil when none is being made
-	again  bool    // a container was left: there will be more
+	left   int     // containers left so far
 }
 
 // inside is one entered container.
@@ -131,7 +132,7 @@ func (c *containerSpace) enter(initPID int, pids int64, arrived func()) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inside = in
-	if c.ahead && c.again {
+	if c.ahead && c.left > 1 {
 		time.AfterFunc(aheadAfter, func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -266,7 +267,7 @@ func (c *containerSpace) leave() {
 	c.mu.Lock()
 	in := c.inside
 	c.inside = nil
-	c.again = true
+	c.left++
 	if c.ahead && c.next == nil {
 		c.next = newBerth(true)
 	}

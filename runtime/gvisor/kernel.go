@@ -172,7 +172,40 @@ func (k *Kernel) start(ctx context.Context, spec *specs.Spec) error {
 	if err := k.sb.StartRoot(k.d.start, spec); err != nil {
 		return err
 	}
-	return k.connect(ctx)
+	if err := k.connect(ctx); err != nil {
+		return err
+	}
+	return k.rehearse(ctx)
+}
+
+// rehearse runs the life of a sandbox once, in a container of the guest's own
+// file system. Everything an attach and a first exec touch (code and heap of
+// the sentry and of the guest, stub processes, the connection) is slow the
+// first time: page faults are served by the sentry. A kernel has the time for
+// that in its pool, a create does not: it takes 10 of 40 ms out of attach and
+// first exec, and adds 45 ms and 0.4 MiB to a boot.
+func (k *Kernel) rehearse(ctx context.Context) error {
+	cid := containerName(0)
+	c := runtime.Container{Rootfs: runtime.Rootfs{Path: k.d.guestfs}, Resources: sandbox.Resources{Disk: 1 << 20, Pids: 16}}
+	init, err := k.launch(c, cid)
+	if err != nil {
+		return fmt.Errorf("rehearsal: %w", err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.guest.Enter(ctx, guest.Container{InitPID: init, Pids: c.Resources.Pids, User: "0:0"}); err != nil {
+		return fmt.Errorf("rehearsal: %w", err)
+	}
+	err = k.guest.Start(ctx, sandbox.ProcessSpec{ExecID: "rehearsal", Args: []string{guestBinary, "true"}}, 0, func(sandbox.ProcessEvent) error { return nil })
+	if err != nil {
+		return fmt.Errorf("rehearsal: %w", err)
+	}
+	if err := k.guest.Leave(ctx); err != nil {
+		return fmt.Errorf("rehearsal: %w", err)
+	}
+	k.cleanLocked([]string{cid})
+	<-k.cleaned
+	return nil
 }
 
 // connect makes the guest client and waits for the guest to answer. Right
