@@ -14,12 +14,7 @@ const (
 	fileThreads = 4
 	fileKeep    = 10 * time.Second
 	lastCap     = 63
-
-	// After the first reset (what is left before is the rehearsal of the boot)
-	// the berth of the next is made while the container is used, but not at
-	// once: its first process comes right behind.
-	aheadAfter = 50 * time.Millisecond
-	closeAfter = 20 * time.Millisecond
+	closeAfter  = 20 * time.Millisecond
 )
 
 // containerSpace is the user's container of the kernel the agent runs in. It
@@ -32,7 +27,6 @@ type containerSpace struct {
 	mu     sync.Mutex
 	inside *inside // nil when not entered
 	next   *berth  // nil when none is being made
-	left   int     // containers left so far
 }
 
 // inside is one entered container.
@@ -47,8 +41,9 @@ type inside struct {
 
 // berth is what entering a container takes and does not depend on it: the
 // thread that forks, confined, and the pids group it is in. Made while the
-// kernel waits in its pool, it takes 6 of 7 ms out of an attach: a new thread
-// and its forty system calls are slow in gVisor.
+// kernel waits in its pool and kept from one container to the next, it takes 6
+// of 7 ms out of an attach and a reset: a new thread and its forty system
+// calls are slow in gVisor.
 type berth struct {
 	ready   chan struct{} // closed when the rest is set
 	group   *pidsGroup
@@ -132,15 +127,6 @@ func (c *containerSpace) enter(initPID int, pids int64, arrived func()) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inside = in
-	if c.ahead && c.left > 1 {
-		time.AfterFunc(aheadAfter, func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if c.inside == in && c.next == nil {
-				c.next = newBerth(true)
-			}
-		})
-	}
 	return nil
 }
 
@@ -251,6 +237,20 @@ func (in *inside) kill() {
 	}
 }
 
+// reclaim takes the berth back for the next container, whose namespaces the
+// thread will enter from this one's; its group is empty once all inside is
+// dead. A thread that does not come back (a fork that hangs) is left to itself.
+func (in *inside) reclaim() *berth {
+	t := in.spawn.detach(leaveGrace)
+	if t == nil {
+		return newBerth(true)
+	}
+	b := &berth{ready: make(chan struct{}), group: in.pids, spawner: t}
+	close(b.ready)
+	in.spawn, in.pids = nil, nil
+	return b
+}
+
 func (in *inside) close() {
 	in.file.close()
 	if in.spawn != nil {
@@ -267,16 +267,16 @@ func (c *containerSpace) leave() {
 	c.mu.Lock()
 	in := c.inside
 	c.inside = nil
-	c.left++
-	if c.ahead && c.next == nil {
-		c.next = newBerth(true)
-	}
 	c.mu.Unlock()
 	if in == nil {
 		return
 	}
 	if c.ahead {
 		in.kill()
+		b := in.reclaim()
+		c.mu.Lock()
+		c.next = b
+		c.mu.Unlock()
 	}
 	// Nothing starts inside any more; ending the threads takes milliseconds
 	// that the reset under way needs for something else.

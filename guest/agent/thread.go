@@ -130,6 +130,26 @@ func (p *threadPool) give(t *thread) {
 	p.mu.Unlock()
 }
 
+// detach takes the thread out of a pool of one, which is closed by that; nil if
+// its job does not end in time.
+func (p *threadPool) detach(grace time.Duration) *thread {
+	select {
+	case p.slots <- struct{}{}:
+	case <-time.After(grace):
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	if len(p.idle) == 0 {
+		return nil
+	}
+	t := p.idle[0]
+	p.idle = nil
+	<-p.slots
+	return t
+}
+
 // trim ends the idle threads. A busy pool loses a thread every now and then,
 // which is cheaper than remembering when each was used.
 func (p *threadPool) trim() {
