@@ -29,7 +29,10 @@ var mountPids = sync.OnceValue(func() error {
 
 // pidsGroup limits the processes of one episode. The thread that forks is a
 // member, so what it forks is born in it. Nil limits nothing.
-type pidsGroup struct{ dir string }
+type pidsGroup struct {
+	dir string
+	max int64 // as set; 0 = not yet
+}
 
 func newPidsGroup() (*pidsGroup, error) {
 	if err := mountPids(); err != nil {
@@ -39,14 +42,15 @@ func newPidsGroup() (*pidsGroup, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pidsGroup{dir}, nil
+	return &pidsGroup{dir: dir}, nil
 }
 
 // limit sets how many processes and threads there may be; 0 = any number.
 func (g *pidsGroup) limit(n int64) error {
-	if g == nil || n == 0 {
+	if g == nil || n == 0 || n == g.max {
 		return nil
 	}
+	g.max = n
 	// The forking thread itself counts for one.
 	return os.WriteFile(filepath.Join(g.dir, "pids.max"), []byte(strconv.FormatInt(n+1, 10)), 0)
 }

@@ -27,6 +27,7 @@ type containerSpace struct {
 	mu     sync.Mutex
 	inside *inside // nil when not entered
 	next   *berth  // nil when none is being made
+	dying  *inside // left, and its processes were killed; nil once they are known to be gone
 }
 
 // inside is one entered container.
@@ -118,6 +119,10 @@ func (c *containerSpace) enter(initPID int, pids int64, arrived func()) error {
 	})
 	if in.null, err = openNull(); err == nil && !c.filesOnly {
 		err = c.enterSpawner(in, fd, pids, arrived)
+	}
+	if err == nil {
+		// They died while we were entering: nobody waits for nothing.
+		err = c.awaitDead()
 	}
 	if err != nil {
 		in.close()
@@ -223,17 +228,30 @@ func (in *inside) watch() {
 }
 
 // kill ends all that runs inside: with its init a pid namespace goes, and the
-// init is gone when the rest is. So a reset need not wait for the host to
-// destroy the container before it enters the next.
+// init is gone when the rest is (see awaitDead). So a reset need not wait for
+// the host to destroy the container before it enters the next.
 func (in *inside) kill() {
 	rc, err := in.init.SyscallConn()
 	if err != nil {
 		return
 	}
 	rc.Control(func(fd uintptr) { unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+}
+
+// awaitDead waits until all that ran in the container left last is gone.
+func (c *containerSpace) awaitDead() error {
+	c.mu.Lock()
+	in := c.dying
+	c.dying = nil
+	c.mu.Unlock()
+	if in == nil {
+		return nil
+	}
 	select {
 	case <-in.gone:
+		return nil
 	case <-time.After(leaveGrace):
+		return errors.New("processes of the container that was left do not end")
 	}
 }
 
@@ -275,12 +293,21 @@ func (c *containerSpace) leave() {
 		in.kill()
 		b := in.reclaim()
 		c.mu.Lock()
-		c.next = b
+		c.next, c.dying = b, in
 		c.mu.Unlock()
 	}
 	// Nothing starts inside any more; ending the threads takes milliseconds
-	// that the reset under way needs for something else.
-	time.AfterFunc(closeAfter, in.close)
+	// that the reset under way needs for something else. And whoever waits for
+	// the processes to be gone needs the descriptor of their init.
+	time.AfterFunc(closeAfter, func() {
+		if c.ahead {
+			select {
+			case <-in.gone:
+			case <-time.After(leaveGrace):
+			}
+		}
+		in.close()
+	})
 }
 
 func (c *containerSpace) now() *inside {
