@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"sync"
 	"sync/atomic"
 
@@ -231,21 +230,6 @@ func (r *logReader) next() (got logRead, wait <-chan struct{}) {
 	r.off = seg.end()
 	l.wakeLocked() // room for the writer
 	return got, nil
-}
-
-// nextWait is next that waits for something to report.
-func (r *logReader) nextWait(ctx context.Context) (logRead, error) {
-	for {
-		got, wait := r.next()
-		if wait == nil {
-			return got, nil
-		}
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return logRead{}, ctx.Err()
-		}
-	}
 }
 
 // budget bounds the memory of all logs of an agent together. Over it, the logs
