@@ -153,6 +153,9 @@ func (c *containerSpace) enterSpawner(in *inside, pidfd int, pids int64, arrived
 			// there is no such mount (not in gVisor) the call fails, which is as
 			// good.
 			unix.Unmount("/tmp", unix.MNT_DETACH)
+			if c.ahead {
+				err = sealSysctls()
+			}
 			arrived()
 		}
 	})
@@ -160,6 +163,19 @@ func (c *containerSpace) enterSpawner(in *inside, pidfd int, pids int64, arrived
 }
 
 func (c *containerSpace) forFiles() Space { return &containerSpace{filesOnly: true} }
+
+// sealSysctls makes /proc/sys read-only for the container the calling thread is
+// in. The network stack is the kernel's: what root inside set there would
+// outlive a reset.
+func sealSysctls() error {
+	if err := unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("sealing /proc/sys: %w", err)
+	}
+	if err := unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("sealing /proc/sys: %w", err)
+	}
+	return nil
+}
 
 // enterThread moves the calling thread, which has a root and a working
 // directory of its own, into the container of a pidfd. The pid namespace

@@ -82,11 +82,12 @@ func (k *Kernel) Bulk(ctx context.Context, op guest.BulkOp, stdin, stdout *os.Fi
 	if err != nil {
 		return k.explain(opName, err)
 	}
-	if err := ctx.Err(); err != nil {
-		return sandbox.Errorf(sandbox.Canceled, opName, "%w", err)
-	}
+	// Before the context: whoever leaves right after the last byte has it all.
 	if ws.Exited() && ws.ExitStatus() == 0 {
 		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return sandbox.Errorf(sandbox.Canceled, opName, "%w", err)
 	}
 	var e sandbox.Error
 	if json.Unmarshal(report.Bytes(), &e) == nil && e.Class != "" {

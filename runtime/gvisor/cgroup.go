@@ -122,6 +122,14 @@ func (g cgroups) create(id string) error {
 	return nil
 }
 
+// removeParents takes the driver's own groups away where no kernel is left in
+// them; with one they are busy, and stay.
+func (g cgroups) removeParents() {
+	for _, p := range g.parents() {
+		_ = unix.Rmdir(p)
+	}
+}
+
 // open gives a descriptor for CLONE_INTO_CGROUP on v2, so that the sentry is
 // born in its cgroup. On v1 there is no such thing and it is nil: see join.
 func (g cgroups) open(id string) (*os.File, error) {

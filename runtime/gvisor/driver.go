@@ -114,7 +114,10 @@ func (d *Driver) Capabilities() runtime.Capabilities {
 }
 
 // Close leaves kernels running.
-func (d *Driver) Close() error { return nil }
+func (d *Driver) Close() error {
+	d.groups.removeParents()
+	return nil
+}
 
 // Boot starts a kernel. See runtime.Driver.
 func (d *Driver) Boot(ctx context.Context, id string) (runtime.Kernel, error) {
