@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -264,5 +265,38 @@ func TestATerminalInsideTheContainer(t *testing.T) {
 	})
 	if r.stdout.String() != "11 22\r\n" || r.end.ExitCode != 0 {
 		t.Errorf("%q %+v", r.stdout.String(), r.end)
+	}
+}
+
+// A child that is stopped between fork and execve holds up the thread that
+// forks; it must come free, or go when the container does.
+func TestCodeThatStopsEveryNewProcessHoldsNobodyForLong(t *testing.T) {
+	b, _ := enterContainer(t)
+	_, stopper := b.background(t, sandbox.ProcessSpec{ExecID: "stopper", Command: `while :; do kill -STOP -1; done`})
+	var victims []<-chan *result
+	for i := range 20 {
+		done := make(chan *result, 1)
+		go func() {
+			r := &result{}
+			if err := b.Start(context.Background(), sandbox.ProcessSpec{ExecID: "v" + strconv.Itoa(i), Command: `echo through`}, 0, func(ev sandbox.ProcessEvent) error { r.take(t, ev); return nil }); err != nil && !errors.Is(err, sandbox.ErrPrecondition) {
+				t.Error(err)
+			}
+			done <- r
+		}()
+		victims = append(victims, done)
+	}
+	if _, err := b.Stat(t.Context(), "/"); err != nil {
+		t.Error(err)
+	}
+	must(t, b.Signal(t.Context(), "stopper", "", false))
+	<-stopper
+	eventually(t, "all have started", func() bool {
+		procs, _, err := b.Processes(t.Context())
+		must(t, err)
+		return len(procs) == 21
+	})
+	must(t, b.Leave(t.Context()))
+	for _, v := range victims {
+		<-v
 	}
 }

@@ -93,8 +93,10 @@ func (ep *episode) spawn(spec *sandbox.ProcessSpec, mark string, log *outlog) (*
 		}
 		return nil, err
 	}
-	c.inner = c.pid
-	if ep.space.contained() {
+	switch {
+	case !ep.space.contained():
+		c.inner = c.pid
+	case c.inner == 0:
 		rc, _ := c.pidfd.SyscallConn()
 		rc.Control(func(fd uintptr) { c.inner, _ = innerPID(int(fd)) })
 	}
@@ -200,20 +202,14 @@ func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio) (*ch
 			return nil, err
 		}
 	}
-	pidfd := -1
-	attr := &syscall.ProcAttr{
-		Dir:   ep.space.workdir(cwd),
-		Env:   env,
-		Files: []uintptr{uintptr(fds.child[0]), uintptr(fds.child[1]), uintptr(fds.child[2])},
-		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
-	}
-	if spec.PTY != nil {
-		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
-	}
+	spawn := &spawnSpec{path: program, argv: argv, env: env, dir: ep.space.workdir(cwd), files: fds.child, ctty: spec.PTY != nil}
 	if ep.space.users() && (id.uid != 0 || id.gid != 0 || len(id.groups) > 0) {
-		attr.Sys.Credential = &syscall.Credential{Uid: id.uid, Gid: id.gid, Groups: id.groups}
+		spawn.user = &id
 	}
-	pid, err := syscall.ForkExec(program, argv, attr)
+	got, err := vfork(spawn)
+	if err == unix.ENOSYS {
+		got, err = forkExec(spawn)
+	}
 	if err == unix.EACCES && !id.mayEnter(&st) {
 		return nil, &sandbox.Error{Class: sandbox.Denied, Field: "cwd", Msg: fmt.Sprintf("user %s may not enter %s", cmp.Or(id.name, strconv.Itoa(int(id.uid))), cwd),
 			Hint: "set cwd to a directory of that user"}
@@ -221,15 +217,50 @@ func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio) (*ch
 	if err != nil {
 		return nil, startError(argv[0], program, err)
 	}
-	if pidfd < 0 {
-		if pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
-			unix.Kill(pid, unix.SIGKILL)
-			go syscall.Wait4(pid, nil, 0, nil)
-			return nil, resourceError(err)
+	unix.SetNonblock(got.pidfd, true) // so that os.NewFile waits for it in the poller
+	return &child{pid: got.pid, inner: got.inner, pidfd: os.NewFile(uintptr(got.pidfd), "pidfd")}, nil
+}
+
+// spawnSpec is a process with everything resolved: a session of its own, and no
+// descriptors but these three.
+type spawnSpec struct {
+	path, dir string
+	argv, env []string
+	files     [3]int
+	user      *ident // nil = as we are
+	ctty      bool   // files[0] is a terminal to control it
+}
+
+type spawned struct {
+	pid   int
+	inner int // pid in its own namespace; 0 = not known
+	pidfd int
+}
+
+// forkExec is Go's own way to start a process, where vfork does not work.
+func forkExec(s *spawnSpec) (spawned, error) {
+	got := spawned{pidfd: -1}
+	attr := &syscall.ProcAttr{
+		Dir:   s.dir,
+		Env:   s.env,
+		Files: []uintptr{uintptr(s.files[0]), uintptr(s.files[1]), uintptr(s.files[2])},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: s.ctty, PidFD: &got.pidfd},
+	}
+	if s.user != nil {
+		attr.Sys.Credential = &syscall.Credential{Uid: s.user.uid, Gid: s.user.gid, Groups: s.user.groups}
+	}
+	var err error
+	if got.pid, err = syscall.ForkExec(s.path, s.argv, attr); err != nil {
+		return spawned{}, err
+	}
+	if got.pidfd < 0 {
+		if got.pidfd, err = unix.PidfdOpen(got.pid, 0); err != nil {
+			unix.Kill(got.pid, unix.SIGKILL)
+			go syscall.Wait4(got.pid, nil, 0, nil)
+			return spawned{}, err
 		}
 	}
-	unix.SetNonblock(pidfd, true) // so that os.NewFile waits for it in the poller
-	return &child{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd")}, nil
+	return got, nil
 }
 
 // identity resolves a user; without users of its own, a space takes any name.
@@ -399,6 +430,9 @@ func resourceError(err error) error {
 // were stopped before they executed: the spawner waits for their execve, and
 // code inside that stops every new pid would otherwise hold it for ever.
 func (ep *episode) unstickEvery(d time.Duration) (stop func()) {
+	if !ep.space.contained() {
+		return func() {} // the children of this process are not all ours
+	}
 	var mu sync.Mutex
 	var t *time.Timer
 	stopped := false
@@ -420,8 +454,9 @@ func (ep *episode) unstickEvery(d time.Duration) (stop func()) {
 	}
 }
 
-// unstick continues children that still are the agent's own program, or ends
-// them when the episode is over and they will not be needed.
+// unstick continues children that were stopped before they executed, or ends
+// them when the episode is over and they will not be needed. They are known by
+// not being known yet: a start that has succeeded is in the list.
 func (ep *episode) unstick() {
 	sig := unix.SIGCONT
 	select {
@@ -429,13 +464,14 @@ func (ep *episode) unstick() {
 		sig = unix.SIGKILL
 	default:
 	}
+	known := map[int]bool{}
+	for _, ex := range ep.all() {
+		pid, _ := ex.leader()
+		known[pid] = true
+	}
 	me := os.Getpid()
-	own, _ := os.Readlink("/proc/self/exe")
 	for _, t := range allTasks() {
-		if t.ppid != me || t.state != 'T' && t.state != 't' {
-			continue
-		}
-		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", t.pid)); exe == own {
+		if t.ppid == me && (t.state == 'T' || t.state == 't') && !known[t.pid] {
 			unix.Kill(t.pid, sig)
 		}
 	}
