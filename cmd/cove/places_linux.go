@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/cove-sandbox/cove/cli"
@@ -57,6 +58,16 @@ func (p places) announce(url string) error {
 		return err
 	}
 	return writeWhole(filepath.Join(p.dir, "pid"), strconv.Itoa(os.Getpid())+"\n", 0o644)
+}
+
+// crashed says whether the last server here ended without a word.
+func (p places) crashed() bool {
+	b, err := os.ReadFile(filepath.Join(p.dir, "pid"))
+	if err != nil {
+		return false // it ended properly, or there was none
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	return err == nil && syscall.Kill(pid, 0) == syscall.ESRCH
 }
 
 func (p places) retract() { _ = os.Remove(filepath.Join(p.dir, "pid")) }

@@ -52,7 +52,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	// First, because it is what fails when a server runs already. Callers that
 	// come before we are ready wait in the queue instead of being refused.
-	ln, err := listen(c.Listen)
+	ln, err := listen(ctx, c.Listen, at)
 	if err != nil {
 		return err
 	}
@@ -159,8 +159,16 @@ func closing(err *error, what string, f func() error) {
 	}
 }
 
-func listen(addr string) (net.Listener, error) {
+// listenPatience is how long the socket of a server that was killed may outlive
+// it: a child that it was forking just then holds it until it executes.
+const listenPatience = 10 * time.Second
+
+func listen(ctx context.Context, addr string, at places) (net.Listener, error) {
 	ln, err := net.Listen("tcp", addr)
+	for until := time.Now().Add(listenPatience); errors.Is(err, syscall.EADDRINUSE) && at.crashed() && time.Now().Before(until) && ctx.Err() == nil; {
+		time.Sleep(5 * time.Millisecond)
+		ln, err = net.Listen("tcp", addr)
+	}
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, (&sandbox.Error{Class: sandbox.Precondition, Msg: addr + " is in use", Err: nil}).
 			WithHint("'cove health' says whether a Cove server runs there; --listen takes another address")

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -211,5 +213,42 @@ func TestLocalURL(t *testing.T) {
 		if got := localURL(a); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
+	}
+}
+
+// A server killed while it forks leaves its socket to the child for a moment.
+func TestListenAfterACrash(t *testing.T) {
+	held, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	addr := held.Addr().String()
+	at := places{t.TempDir()}
+	cmd := exec.Command("true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	pid := filepath.Join(at.dir, "pid")
+	if err := os.WriteFile(pid, []byte(strconv.Itoa(os.Getpid())), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen(t.Context(), addr, at); !errors.Is(err, sandbox.ErrPrecondition) {
+		t.Errorf("beside a living server: %v", err)
+	}
+	if err := os.WriteFile(pid, []byte(strconv.Itoa(cmd.Process.Pid)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		ln, err := listen(t.Context(), addr, at)
+		if err == nil {
+			ln.Close()
+		}
+		got <- err
+	}()
+	held.Close()
+	if err := <-got; err != nil {
+		t.Errorf("after a crash: %v", err)
 	}
 }
