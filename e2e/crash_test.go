@@ -37,14 +37,20 @@ func TestCrashLoop(t *testing.T) {
 	moments := rand.New(rand.NewPCG(7, 7))
 	start := time.Now()
 	for i := range crashes {
-		// Some die while they recover, most under load.
 		run := time.Duration(moments.Int64N(int64(1500 * time.Millisecond)))
 		select {
 		case <-time.After(run):
 		case <-w.Exited():
 			t.Fatalf("the server ended on its own, round %d", i)
 		}
-		w.Restart(t)
+		w.Kill(t)
+		if i%4 == 3 {
+			// One in four dies again while it recovers.
+			w.Launch(t)
+			time.Sleep(time.Duration(moments.Int64N(int64(400 * time.Millisecond))))
+			w.Kill(t)
+		}
+		w.Start(t)
 		if t.Failed() {
 			break
 		}

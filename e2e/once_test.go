@@ -167,9 +167,9 @@ func TestCreateOnce(t *testing.T) {
 	if _, err := b.TryKill(ctx); err != nil {
 		t.Fatal(err)
 	}
-	again, err := w.TryCreate(ctx, spec, "the-key")
-	if err != nil || again.ID != b.ID {
-		t.Errorf("after the end the key gives %v, %v; want %s", again, err, b.ID)
+	ended, err := w.TryCreate(ctx, spec, "the-key")
+	if err != nil || ended.ID != b.ID {
+		t.Errorf("after the end the key gives %v, %v; want %s", ended, err, b.ID)
 	}
 	live, err := w.Running(ctx)
 	if err != nil || len(live) != 0 {

@@ -123,12 +123,13 @@ func (w *World) unreconciled(ctx context.Context) string {
 	if err != nil {
 		return err.Error()
 	}
-	// Only a kernel that was given to a sandbox has a writable layer.
+	// Only a kernel that was given to a sandbox has a writable layer. After a
+	// reset it soon has another, for the next one.
 	kernels, held := w.Kernels(), 0
 	for id := range kernels {
-		if layers, _ := filepath.Glob(filepath.Join(w.Dir, "*", "k", id, "*.upper")); len(layers) > 1 {
-			return fmt.Sprintf("kernel %s has the layers of more than one episode: %v", id, layers)
-		} else if len(layers) == 1 {
+		if layers, _ := filepath.Glob(filepath.Join(w.Dir, "*", "k", id, "*.upper")); len(layers) > 2 {
+			return fmt.Sprintf("kernel %s has the layers of old episodes: %v", id, layers)
+		} else if len(layers) > 0 {
 			held++
 		}
 	}

@@ -145,6 +145,13 @@ func (w *World) serverAlive() bool {
 // Start starts the server and returns when it answers.
 func (w *World) Start(t testing.TB) {
 	t.Helper()
+	w.Launch(t)
+	w.ready(t)
+}
+
+// Launch starts the server and does not wait for it.
+func (w *World) Launch(t testing.TB) {
+	t.Helper()
 	args := append([]string{"serve", "--data", w.Dir, "--listen", fmt.Sprintf("127.0.0.1:%d", w.port)}, w.opts.Flags...)
 	cmd := exec.Command(filepath.Join(w.bin, "cove"), args...)
 	cmd.Env = append(w.environ(), w.opts.Env...)
@@ -172,7 +179,14 @@ func (w *World) Start(t testing.TB) {
 	w.mu.Lock()
 	w.proc = p
 	w.mu.Unlock()
+}
 
+// ready waits for the server to answer.
+func (w *World) ready(t testing.TB) {
+	t.Helper()
+	w.mu.Lock()
+	p := w.proc
+	w.mu.Unlock()
 	deadline := time.After(startWithin)
 	for wait := 5 * time.Millisecond; ; wait = min(wait*2, 100*time.Millisecond) {
 		if err := w.Healthy(t.Context()); err == nil {
@@ -180,7 +194,7 @@ func (w *World) Start(t testing.TB) {
 		}
 		select {
 		case <-p.done:
-			t.Fatalf("the server ended at its start: %v\n%s", cmd.ProcessState, tail(w.Logs(), 8<<10))
+			t.Fatalf("the server ended at its start: %v\n%s", p.cmd.ProcessState, tail(w.Logs(), 8<<10))
 		case <-deadline:
 			t.Fatalf("the server does not answer %s after its start\n%s", startWithin, tail(w.Logs(), 8<<10))
 		case <-time.After(wait):
