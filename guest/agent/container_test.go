@@ -176,6 +176,14 @@ func TestFilesAreThoseOfTheContainer(t *testing.T) {
 	if err := b.Remove(ctx, "/mnt/a", true); err != nil {
 		t.Error(err)
 	}
+	for _, p := range []string{"/proc", "/mnt"} { // mount points, both full
+		if err := b.Remove(ctx, p, true); !errors.Is(err, sandbox.ErrPrecondition) {
+			t.Errorf("%s: %v", p, err)
+		}
+	}
+	if _, err := b.Stat(ctx, "/mnt/passwd"); err != nil {
+		t.Errorf("a refused removal removed: %v", err)
+	}
 }
 
 func TestTheListShowsTheContainerAndNotTheAgent(t *testing.T) {

@@ -49,7 +49,7 @@ func fileError(path string, err error) error {
 	case unix.EXDEV:
 		return &sandbox.Error{Class: sandbox.Precondition, Msg: "another file system: " + path, Hint: "copy and remove instead of moving"}
 	case unix.EBUSY, unix.ETXTBSY:
-		return mk(sandbox.Precondition, "in use: %s", path)
+		return mk(sandbox.Precondition, "in use or a mount point: %s", path)
 	case unix.ENXIO, unix.ENODEV, unix.EOPNOTSUPP:
 		return errNotRegular(path)
 	case unix.ELOOP:

@@ -217,7 +217,7 @@ func (ep *episode) remove(p string, recursive bool) error {
 // so one of any size does too.
 func removeTree(dir int, name string) error {
 	const flatten = 64
-	top, err := fdOpen(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	top, err := openSameMount(dir, name)
 	if err != nil {
 		return err
 	}
@@ -268,7 +268,7 @@ func removeTree(dir int, name string) error {
 			break
 		}
 		if enter != "" {
-			fd, err := fdOpen(here.fd, enter, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+			fd, err := openSameMount(here.fd, enter)
 			if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
 				continue
 			}
@@ -296,6 +296,27 @@ func removeTree(dir int, name string) error {
 		stack = stack[:len(stack)-1]
 	}
 	return nil
+}
+
+// openSameMount opens a directory to empty it, but no mount point: those cannot
+// be removed, so nothing of what is mounted there may go either.
+func openSameMount(dir int, name string) (int, error) {
+	var parent, st unix.Stat_t
+	if err := unix.Fstat(dir, &parent); err != nil {
+		return -1, err
+	}
+	fd, err := fdOpen(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err = unix.Fstat(fd, &st); err == nil && st.Dev != parent.Dev {
+		err = unix.EBUSY
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // chmod sets the mode of what a path leads to; recursive, of all below it too,
