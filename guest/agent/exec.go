@@ -153,6 +153,7 @@ func (ex *exec) wait(c *child) {
 	ex.log.close()
 	close(ex.done)
 	ex.ep.ended(ex)
+	c.group.remove()
 }
 
 // reap waits for the main process without holding a thread: its pidfd becomes
@@ -239,7 +240,11 @@ func (ex *exec) kill(why sandbox.Cause) {
 func (ex *exec) killTreeLocked() {
 	ex.killing.Add(1)
 	defer ex.killing.Done()
+	c := ex.child
 	ex.mu.Unlock()
+	if c != nil && c.group != nil && c.group.kill() == nil {
+		return
+	}
 	ex.tree().kill()
 }
 

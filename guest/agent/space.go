@@ -41,6 +41,8 @@ type Space interface {
 	contained() bool
 	// initGone is closed when the container's init has ended; nil without one.
 	initGone() <-chan struct{}
+	// processes is the group processes are born in; nil for none.
+	processes() *group
 	// devNull is the stdin of processes that want none.
 	devNull() (*os.File, error)
 }

@@ -35,19 +35,19 @@ type inside struct {
 	init  *os.File // pidfd of its init
 	gone  chan struct{}
 	null  *os.File
-	pids  *pidsGroup
+	pids  *group
 	spawn *threadPool
 	file  *threadPool
 }
 
 // berth is what entering a container takes and does not depend on it: the
-// thread that forks, confined, and the pids group it is in. Made while the
+// thread that forks, confined, and the group of what it forks. Made while the
 // kernel waits in its pool and kept from one container to the next, it takes 6
 // of 7 ms out of an attach and a reset: a new thread and its forty system
 // calls are slow in gVisor.
 type berth struct {
 	ready   chan struct{} // closed when the rest is set
-	group   *pidsGroup
+	group   *group
 	spawner *thread
 	err     error
 }
@@ -63,22 +63,18 @@ func NewKernelSpace() Space {
 	return c
 }
 
-// newBerth makes a berth in the background. Without a pids group where the
-// kernel is not ours to mount things in.
-func newBerth(group bool) *berth {
+// newBerth makes a berth in the background. Without a group where the kernel is
+// not ours to mount things in.
+func newBerth(grouped bool) *berth {
 	b := &berth{ready: make(chan struct{})}
 	go func() {
 		defer close(b.ready)
-		if group {
-			if b.group, b.err = newPidsGroup(); b.err != nil {
+		if grouped {
+			if b.group, b.err = newGroup(); b.err != nil {
 				return
 			}
 		}
 		b.spawner, b.err = newThread(func() error {
-			// Before the thread is inside, where the group is out of sight.
-			if err := b.group.join(); err != nil {
-				return err
-			}
 			if err := unix.Unshare(unix.CLONE_FS); err != nil {
 				return fmt.Errorf("unshare(CLONE_FS): %w", err)
 			}
@@ -281,6 +277,8 @@ func (in *inside) reclaim() *berth {
 	}
 	b := &berth{ready: make(chan struct{}), group: in.pids, spawner: t}
 	close(b.ready)
+	group, made := in.pids, in.pids.next.Load()
+	time.AfterFunc(closeAfter, func() { group.sweep(made) })
 	in.spawn, in.pids = nil, nil
 	return b
 }
@@ -364,6 +362,13 @@ func (c *containerSpace) contained() bool            { return true }
 func (c *containerSpace) initGone() <-chan struct{} {
 	if in := c.now(); in != nil {
 		return in.gone
+	}
+	return nil
+}
+
+func (c *containerSpace) processes() *group {
+	if in := c.now(); in != nil {
+		return in.pids
 	}
 	return nil
 }

@@ -114,6 +114,7 @@ func (h *hostSpace) program(path string) string {
 func (h *hostSpace) users() bool               { return false }
 func (h *hostSpace) contained() bool           { return false }
 func (h *hostSpace) initGone() <-chan struct{} { return nil }
+func (h *hostSpace) processes() *group         { return nil }
 func (h *hostSpace) devNull() (*os.File, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -65,6 +65,7 @@ type child struct {
 	stdin      *os.File // nil without
 	pumps      []*pump
 	term       *os.File // master side; also in stdin and the only pump
+	group      *subgroup
 }
 
 // spawn starts the process of spec, all output going to log.
@@ -74,6 +75,11 @@ func (ep *episode) spawn(spec *sandbox.ProcessSpec, mark string, log *outlog) (*
 		return nil, resourceError(err)
 	}
 	defer fds.closeChild()
+	group, err := ep.space.processes().sub()
+	if err != nil {
+		fds.closeOwn()
+		return nil, resourceError(err)
+	}
 	var c *child
 	var ferr error
 	err = ep.space.spawner(func() {
@@ -84,15 +90,18 @@ func (ep *episode) spawn(spec *sandbox.ProcessSpec, mark string, log *outlog) (*
 		default:
 		}
 		defer ep.unstickEvery(time.Second)()
-		c, ferr = ep.fork(spec, mark, fds)
+		c, ferr = ep.fork(spec, mark, fds, group.into())
 	})
 	if err = errors.Join(err, ferr); err != nil {
 		fds.closeOwn()
+		group.remove()
 		if errors.Is(err, errLeft) {
 			return nil, errNoContainer()
 		}
 		return nil, err
 	}
+	c.group = group
+	group.started()
 	switch {
 	case !ep.space.contained():
 		c.inner = c.pid
@@ -175,7 +184,7 @@ func (s *stdio) closeOwn() {
 
 // fork resolves user, directory and program inside and starts the process. It
 // runs on the spawner thread: the fork must come from there.
-func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio) (*child, error) {
+func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio, group int) (*child, error) {
 	id, err := ep.identity(spec.User)
 	if err != nil {
 		return nil, err
@@ -202,7 +211,7 @@ func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio) (*ch
 			return nil, err
 		}
 	}
-	spawn := &spawnSpec{path: program, argv: argv, env: env, dir: ep.space.workdir(cwd), files: fds.child, ctty: spec.PTY != nil}
+	spawn := &spawnSpec{path: program, argv: argv, env: env, dir: ep.space.workdir(cwd), files: fds.child, ctty: spec.PTY != nil, group: group}
 	if ep.space.users() && (id.uid != 0 || id.gid != 0 || len(id.groups) > 0) {
 		spawn.user = &id
 	}
@@ -229,6 +238,7 @@ type spawnSpec struct {
 	files     [3]int
 	user      *ident // nil = as we are
 	ctty      bool   // files[0] is a terminal to control it
+	group     int    // descriptor of the cgroup to be born in; 0 = ours
 }
 
 type spawned struct {
@@ -244,7 +254,7 @@ func forkExec(s *spawnSpec) (spawned, error) {
 		Dir:   s.dir,
 		Env:   s.env,
 		Files: []uintptr{uintptr(s.files[0]), uintptr(s.files[1]), uintptr(s.files[2])},
-		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: s.ctty, PidFD: &got.pidfd},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: s.ctty, PidFD: &got.pidfd, UseCgroupFD: s.group != 0, CgroupFD: s.group},
 	}
 	if s.user != nil {
 		attr.Sys.Credential = &syscall.Credential{Uid: s.user.uid, Gid: s.user.gid, Groups: s.user.groups}

@@ -52,6 +52,10 @@ func vfork(s *spawnSpec) (spawned, error) {
 		flags: unix.CLONE_VM | unix.CLONE_VFORK | unix.CLONE_PIDFD | unix.CLONE_CHILD_SETTID | unix.CLONE_CLEAR_SIGHAND,
 		pidfd: uint64(uintptr(unsafe.Pointer(&a.pidfd))), childTID: uint64(uintptr(unsafe.Pointer(&a.inner))), exitSignal: uint64(unix.SIGCHLD),
 	}
+	if s.group != 0 {
+		a.clone.flags |= unix.CLONE_INTO_CGROUP
+		a.clone.cgroup = uint64(s.group)
+	}
 	a.all = ^uint64(0)
 	pid, errno := vforkExec(a)
 	if errno != 0 {
@@ -65,9 +69,9 @@ func vfork(s *spawnSpec) (spawned, error) {
 	return spawned{pid: int(pid), inner: int(a.inner), pidfd: int(a.pidfd)}, nil
 }
 
-// cloneArgs is struct clone_args in its first version.
+// cloneArgs is struct clone_args as of CLONE_INTO_CGROUP.
 type cloneArgs struct {
-	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls uint64
+	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
 }
 
 // vforkArgs is all the child needs, laid out ahead: it may not allocate, grow

@@ -30,6 +30,9 @@ func newConf(c Config, root string) (boot, start *config.Config, err error) {
 		"directfs": "false",
 		// Cgroups are ours: they are made before the sentry and outlive calls.
 		"ignore-cgroups": "true",
+		// For the guest: with version 1 the sentry charges a fork to a random
+		// one of seven hierarchies, and a pids limit does not hold.
+		"in-sandbox-cgroup": "v2",
 		// sudo in the base image.
 		"allow-suid":                  "true",
 		"allow-rootfs-tar-annotation": "true",

@@ -19,8 +19,9 @@ var userCaps = []string{
 	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// guestCaps is the user's set plus what entering another container takes.
-var guestCaps = append([]string{"CAP_SYS_ADMIN"}, userCaps...)
+// guestCaps is the user's set plus what entering another container takes, and
+// what reading the environment of other users' processes does.
+var guestCaps = append([]string{"CAP_SYS_ADMIN", "CAP_SYS_PTRACE"}, userCaps...)
 
 func capabilities(names []string) *specs.LinuxCapabilities {
 	return &specs.LinuxCapabilities{Bounding: names, Effective: names, Permitted: names}
