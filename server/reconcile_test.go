@@ -56,7 +56,7 @@ func TestReconcile(t *testing.T) {
 					t.Fatal(err)
 				}
 				if tc.record == sandbox.EndedState {
-					if _, err := w.store.EndSandbox(t.Context(), "abc", sandbox.End{Cause: sandbox.KilledByUser}); err != nil {
+					if _, err := w.store.EndSandbox(t.Context(), "abc", sandbox.End{Cause: sandbox.KilledByUser, At: time.Now()}); err != nil { // not so old as to be forgotten
 						t.Fatal(err)
 					}
 				}
@@ -68,7 +68,7 @@ func TestReconcile(t *testing.T) {
 			case live:
 				w.node.live["abc"] = newFakeGuest(box)
 			case ended:
-				w.node.ends["abc"] = sandbox.End{Cause: sandbox.TTL}
+				w.node.ends["abc"] = sandbox.End{Cause: sandbox.TTL, At: time.Now()}
 			}
 			w.node.mu.Unlock()
 

@@ -34,6 +34,9 @@ func wireServer(d *cli.Deps) {
 // ones are streams of running processes: their readers come back by offset.
 const drainFor = 10 * time.Second
 
+// flushFor is how long connections may take to become idle after that.
+const flushFor = time.Second
+
 // serve runs the whole server: it opens what it is made of in order, serves
 // until a signal, and closes in reverse. Sandboxes live on.
 func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
@@ -130,8 +133,14 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	if left := srv.Drain(drainCtx); left > 0 {
 		log.Warn("calls did not return", "count", left)
 	}
-	if err := web.Close(); err != nil && !errors.Is(err, http.ErrServerClosed) {
-		log.Warn("closing connections", "err", err)
+	// What was answered last must still reach its caller: closing a connection
+	// with unread bytes on it resets it, and takes the answer along.
+	flushCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushFor)
+	defer cancel()
+	if err := web.Shutdown(flushCtx); err != nil {
+		if err := web.Close(); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			log.Warn("closing connections", "err", err)
+		}
 	}
 	return nil
 }
