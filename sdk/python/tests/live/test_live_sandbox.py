@@ -165,8 +165,10 @@ def test_a_wrong_key(run: str) -> None:
 
 
 def test_more_than_the_machine_has(live: Live) -> None:
-    with pytest.raises((cove.NoCapacity, cove.InvalidArgument)):
+    with pytest.raises(cove.TooLarge) as e:
         live.create(memory="8TiB", create_timeout=0)
+    assert e.value.field == "spec.resources.memory"
+    assert e.value.hint
 
 
 def test_images_and_info(live: Live) -> None:
