@@ -60,6 +60,9 @@ func fileError(path string, err error) error {
 		return &sandbox.Error{Class: sandbox.Invalid, Field: "path", Msg: "not possible for this path: " + path}
 	case unix.ENOSPC, unix.EDQUOT:
 		return &sandbox.Error{Class: sandbox.DiskFull, Msg: "no space left for " + path, Hint: "remove files inside or create the sandbox with more disk"}
+	case unix.EIO:
+		// Of /proc/PID/mem and the like; the writable layer's own are the host's.
+		return mk(sandbox.Precondition, "cannot be read or written there: %s", path)
 	case unix.EFBIG:
 		return mk(sandbox.TooLarge, "file too large: %s", path)
 	case unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EAGAIN:

@@ -186,26 +186,31 @@ func (ep *episode) remove(p string, recursive bool) error {
 	if p == "/" {
 		return sandbox.InvalidField("path", "the root directory cannot be removed").WithHint("reset the sandbox instead")
 	}
-	var dir int
-	var name string
+	dir, name, full := -1, "", false
 	err := ep.inside(func() (err error) {
-		dir, name, err = openParent(ep.space, p)
+		if dir, name, err = openParent(ep.space, p); err != nil {
+			dir = -1
+			return err
+		}
+		// Inside, where the mounts are known: seen from the agent's own mount
+		// namespace a mount point is a directory like any other, and removing
+		// it unmounts what is there.
+		err = unix.Unlinkat(dir, name, 0)
+		if err != unix.EISDIR && err != unix.EPERM {
+			return err
+		}
+		var st unix.Stat_t
+		if serr := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); serr != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			return err
+		}
+		err = unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+		full = err == unix.ENOTEMPTY || err == unix.EEXIST
 		return err
 	})
-	if err != nil {
-		return err
+	if dir >= 0 {
+		defer unix.Close(dir)
 	}
-	defer unix.Close(dir)
-	err = unix.Unlinkat(dir, name, 0)
-	if err != unix.EISDIR && err != unix.EPERM {
-		return err
-	}
-	var st unix.Stat_t
-	if serr := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); serr != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return err
-	}
-	err = unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
-	if !recursive || err != unix.ENOTEMPTY && err != unix.EEXIST {
+	if !recursive || !full {
 		return err
 	}
 	return removeTree(dir, name)
