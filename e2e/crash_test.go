@@ -25,16 +25,18 @@ const crashes = 50
 // nothing else.
 func TestCrashLoop(t *testing.T) {
 	w := world.New(t, world.Options{})
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	const workers = 4
 	var wg sync.WaitGroup
 	all := make([]*worker, workers)
 	for i := range all {
-		all[i] = &worker{t: t, w: w, name: fmt.Sprintf("w%d", i), rand: rand.New(rand.NewPCG(uint64(i), 42)), quit: ctx.Done()}
+		all[i] = &worker{t: t, w: w, name: fmt.Sprintf("w%d", i), rand: rand.New(rand.NewPCG(seed, uint64(i))), quit: ctx.Done()}
 		wg.Go(all[i].run)
 	}
-	moments := rand.New(rand.NewPCG(7, 7))
+	moments := rand.New(rand.NewPCG(seed, workers))
 	start := time.Now()
 	for i := range crashes {
 		run := time.Duration(moments.Int64N(int64(1500 * time.Millisecond)))

@@ -23,21 +23,6 @@ func TestLifetimes(t *testing.T) {
 		f(&s)
 		return s
 	}
-	start := time.Now()
-	ttl := w.Create(t, with(func(s *sandbox.Spec) { s.Timeout = 3 * time.Second }))
-	ttlExec := make(chan error, 1)
-	ttlResult := make(chan world.Result, 1)
-	go func() {
-		r, err := ttl.TryExec(t.Context(), sandbox.ProcessSpec{Command: "sleep 1000"})
-		ttlResult <- r
-		ttlExec <- err
-	}()
-	idle := w.Create(t, with(func(s *sandbox.Spec) { s.IdleTimeout = 2 * time.Second }))
-	busy := w.Create(t, with(func(s *sandbox.Spec) { s.IdleTimeout = 2 * time.Second }))
-	daemon := w.Create(t, with(func(s *sandbox.Spec) { s.IdleTimeout = 2 * time.Second }))
-	extended := w.Create(t, with(func(s *sandbox.Spec) { s.Timeout = 4 * time.Second }))
-	shortened := w.Create(t, world.Small())
-	expires := w.Create(t, with(func(s *sandbox.Spec) { s.Timeout = 6 * time.Second }))
 	setTimeout := func(b *world.Box, d time.Duration) sandbox.Sandbox {
 		t.Helper()
 		_, err := w.Client().Sandboxes.SetTimeout(t.Context(), connect.NewRequest(&covev1.SetTimeoutRequest{Id: b.ID, Timeout: durationpb.New(d)}))
@@ -46,32 +31,49 @@ func TestLifetimes(t *testing.T) {
 		}
 		return b.Get(t)
 	}
+	start := time.Now()
+	extended := w.Create(t, with(func(s *sandbox.Spec) { s.Timeout = 4 * time.Second }))
 	if sb := setTimeout(extended, 0); !sb.ExpiresAt.IsZero() {
 		t.Errorf("after removing its timeout it expires at %s", sb.ExpiresAt)
 	}
+	shortened := w.Create(t, world.Small())
 	if sb := setTimeout(shortened, 3*time.Second); sb.ExpiresAt.IsZero() {
 		t.Error("after setting a timeout it has none")
 	}
-	// A call under way keeps it busy for longer than its idle timeout.
+	ttl := w.Create(t, with(func(s *sandbox.Spec) { s.Timeout = 3 * time.Second }))
+	ttlExec := make(chan error, 1)
+	ttlResult := make(chan world.Result, 1)
+	go func() {
+		r, err := ttl.TryExec(t.Context(), sandbox.ProcessSpec{Command: "sleep 1000"})
+		ttlResult <- r
+		ttlExec <- err
+	}()
+	// A call under way keeps a sandbox busy for longer than its idle timeout.
+	const idleFor, busyFor = 4 * time.Second, 7 * time.Second
+	lazy := with(func(s *sandbox.Spec) { s.IdleTimeout = idleFor })
+	busy := w.Create(t, lazy)
 	busyDone := make(chan world.Result, 1)
 	go func() {
-		r, err := busy.TryExec(t.Context(), sandbox.ProcessSpec{Command: "sleep 5; echo done"})
+		r, err := busy.TryExec(t.Context(), sandbox.ProcessSpec{Command: "sleep 7; echo done"})
 		if err != nil {
 			t.Errorf("an exec longer than the idle timeout: %v", err)
 		}
 		busyDone <- r
 	}()
 	// So does a process that nobody watches.
+	daemon := w.Create(t, lazy)
 	left := errors.New("left")
 	ctx, cancel := context.WithCancel(t.Context())
-	err := daemon.Start(ctx, sandbox.ProcessSpec{ExecID: "d", Command: "sleep 5"}, 0, func(sandbox.ProcessEvent) error { return left })
+	err := daemon.Start(ctx, sandbox.ProcessSpec{ExecID: "d", Command: "sleep 7"}, 0, func(sandbox.ProcessEvent) error { return left })
 	cancel()
 	if !errors.Is(err, left) {
 		t.Fatal(err)
 	}
+	idle := w.Create(t, lazy)
+	expires := w.Create(t, with(func(s *sandbox.Spec) { s.Timeout = 15 * time.Second }))
 
 	end := idle.WantEnd(t, time.Minute, sandbox.Idle)
-	if end.At.Sub(start) < 2*time.Second {
+	if end.At.Sub(start) < idleFor {
 		t.Errorf("idle after %s, before its timeout", end.At.Sub(start))
 	}
 	end = ttl.WantEnd(t, time.Minute, sandbox.TTL)
@@ -88,16 +90,16 @@ func TestLifetimes(t *testing.T) {
 		t.Errorf("printed %q", r.Out)
 	}
 	busyEnd := busy.WantEnd(t, time.Minute, sandbox.Idle)
-	if busyEnd.At.Sub(r.End.At) < 1500*time.Millisecond {
+	if busyEnd.At.Sub(r.End.At) < idleFor-500*time.Millisecond {
 		t.Errorf("idle %s after its last process", busyEnd.At.Sub(r.End.At))
 	}
-	if end := daemon.WantEnd(t, time.Minute, sandbox.Idle); end.At.Sub(start) < 5*time.Second {
+	if end := daemon.WantEnd(t, time.Minute, sandbox.Idle); end.At.Sub(start) < busyFor {
 		t.Errorf("ended %s after its start while a process ran", end.At.Sub(start))
 	}
 	// One that expires while the server is away ends by ttl all the same.
-	if expires.Get(t).State == sandbox.Running {
+	if sb := expires.Get(t); sb.State == sandbox.Running {
 		w.Kill(t)
-		time.Sleep(time.Until(start.Add(7 * time.Second)))
+		time.Sleep(time.Until(sb.ExpiresAt.Add(500 * time.Millisecond)))
 		w.Start(t)
 	}
 	expires.WantEnd(t, time.Minute, sandbox.TTL)

@@ -240,18 +240,25 @@ func cgroupsOf(dir string) []string {
 	}
 	var groups []string
 	for _, d := range dirs {
-		sum := sha256.Sum256([]byte(d))
-		name := "cove-" + hex.EncodeToString(sum[:4])
-		for _, pattern := range []string{"/sys/fs/cgroup/" + name + "/*", "/sys/fs/cgroup/*/" + name + "/*"} {
-			found, _ := filepath.Glob(pattern)
-			for _, g := range found {
-				if st, err := os.Stat(g); err == nil && st.IsDir() {
-					groups = append(groups, g)
+		for _, parent := range cgroupParents(d) {
+			ents, _ := os.ReadDir(parent)
+			for _, e := range ents {
+				if e.IsDir() {
+					groups = append(groups, filepath.Join(parent, e.Name()))
 				}
 			}
 		}
 	}
 	return groups
+}
+
+// cgroupParents are the groups a driver makes for its directory, on v1 and v2.
+func cgroupParents(dir string) []string {
+	sum := sha256.Sum256([]byte(dir))
+	name := "cove-" + hex.EncodeToString(sum[:4])
+	v2, _ := filepath.Glob("/sys/fs/cgroup/" + name)
+	v1, _ := filepath.Glob("/sys/fs/cgroup/*/" + name)
+	return append(v2, v1...)
 }
 
 // kernelFiles is all below the driver's directories of kernels ("k") and

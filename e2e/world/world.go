@@ -121,6 +121,9 @@ func (w *World) close(t testing.TB, dir string) {
 		t.Logf("server log of %s:\n%s", w.Dir, tail(w.Logs(), 16<<10))
 	}
 	w.reap(t)
+	if left := cgroupParents(filepath.Join(w.Dir, "gvisor")); len(left) > 0 {
+		t.Errorf("left after a reap: %v", left)
+	}
 	w.out.Close()
 	w.lock.Close()
 	if err := os.RemoveAll(dir); err != nil {
