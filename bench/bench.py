@@ -99,7 +99,9 @@ class Bundle:
     def run(self, *runtime: str) -> float:
         self.n += 1
         cmd = [*runtime, "run", "--bundle", str(self.dir), f"cove-bench-{os.getpid()}-{self.n}"]
-        return timed(lambda: subprocess.run(cmd, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        return timed(
+            lambda: subprocess.run(cmd, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        )
 
     def close(self) -> None:
         netns = self.dir / "runsc" / "null-netns"  # runsc leaves a namespace mounted in its root

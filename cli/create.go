@@ -33,7 +33,7 @@ func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
 	fs.Var(&f.memory, "memory", "memory reserved, e.g. 512MiB (server default 512MiB)")
 	fs.Var(&f.memoryLimit, "memory-limit", "memory at which the sandbox ends with oom (default: --memory)")
 	fs.Var(&f.disk, "disk", "size of the writable layer (server default 10GiB)")
-	fs.Int64Var(&f.pids, "pids", 0, "processes and threads inside (server default 4096)")
+	fs.Int64Var(&f.pids, "pids", 0, "processes and threads inside (server default 1024)")
 	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h (default: never)")
 	fs.Var(&f.idle, "idle-timeout", "end it after this long with no call and no process (default: never)")
 	fs.VarP(&f.env, "env", "e", "variable for every process; KEY alone takes the local value (repeatable)")

@@ -19,7 +19,7 @@ type Defaults struct {
 
 // StandardDefaults are those of a server that is told nothing else.
 func StandardDefaults() Defaults {
-	return Defaults{Image: "base", Resources: Resources{MilliCPU: 1000, Memory: 512 * MiB, Disk: 10 * GiB, Pids: 4096}}
+	return Defaults{Image: "base", Resources: Resources{MilliCPU: 1000, Memory: 512 * MiB, Disk: 10 * GiB, Pids: 1024}}
 }
 
 // Limits bound what a Spec may ask for at all. What is free now is admission's

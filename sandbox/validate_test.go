@@ -11,7 +11,7 @@ import (
 
 func TestDefaultsFillOnlyWhatIsLeftOut(t *testing.T) {
 	std := StandardDefaults()
-	if got, want := (Spec{}).WithDefaults(std).Resources, (Resources{1000, 512 * MiB, 512 * MiB, 10 * GiB, 4096}); got != want {
+	if got, want := (Spec{}).WithDefaults(std).Resources, (Resources{1000, 512 * MiB, 512 * MiB, 10 * GiB, 1024}); got != want {
 		t.Errorf("of nothing: %+v, want %+v", got, want)
 	}
 	if got := (Spec{}).WithDefaults(std).Image; got != "base" {

@@ -198,10 +198,11 @@ func (g cgroups) limit(id string, r sandbox.Resources) error {
 	const period = 100_000
 	quota := max(r.MilliCPU*period/1000, 1000)
 	mem := strconv.FormatInt(r.MemoryLimit+kernelOverhead, 10)
-	// Each task inside is a thread of a stub, and the sentry has its own: the
-	// real limit is kept inside (the guest's pids cgroup), this one only
-	// protects the host.
-	pids := strconv.FormatInt(2*r.Pids+512, 10)
+	// A process inside is four to five tasks of the host (a stub, its system
+	// call thread, its system message threads). The limit is kept inside, by
+	// the guest's cgroup; this one only protects the host, and a sentry that
+	// runs into it dies.
+	pids := strconv.FormatInt(6*r.Pids+512, 10)
 	type kv struct{ controller, file, value string }
 	set := []kv{
 		{"cpu", "cpu.cfs_period_us", strconv.Itoa(period)},

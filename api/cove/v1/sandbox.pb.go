@@ -90,7 +90,7 @@ type Resources struct {
 	Memory        int64                  `protobuf:"varint,2,opt,name=memory,proto3" json:"memory,omitempty"`                              // bytes reserved; default 512 MiB
 	MemoryLimit   int64                  `protobuf:"varint,3,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"` // bytes at which the sandbox ends with oom; default = memory
 	Disk          int64                  `protobuf:"varint,4,opt,name=disk,proto3" json:"disk,omitempty"`                                  // bytes of writable layer; default 10 GiB
-	Pids          int64                  `protobuf:"varint,5,opt,name=pids,proto3" json:"pids,omitempty"`                                  // default 4096
+	Pids          int64                  `protobuf:"varint,5,opt,name=pids,proto3" json:"pids,omitempty"`                                  // default 1024
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
