@@ -28,6 +28,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -225,29 +226,47 @@ func (d *Driver) Sweep(ctx context.Context, keep map[string]bool) ([]string, err
 	for _, id := range d.groups.list() {
 		ids[id] = true
 	}
+	sentries := sync.OnceValue(d.findSentries) // mostly there is nothing to sweep
+	var mu sync.Mutex // guards what follows
 	var removed []string
 	var errs []error
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, sweepParallel)
 	for id := range ids {
 		if keep[id] || !validID.MatchString(id) || ctx.Err() != nil {
 			continue
 		}
-		k := newKernel(d, id)
-		if pid := d.findSentry(id); pid != 0 {
-			k.saved.PID, k.saved.StartTime = pid, processStart(pid)
-		}
-		if err := k.Destroy(ctx); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		removed = append(removed, id)
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			k := newKernel(d, id)
+			if pid := sentries()[id]; pid != 0 {
+				k.saved.PID, k.saved.StartTime = pid, processStart(pid)
+			}
+			err := k.Destroy(ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				errs = append(errs, err)
+				return
+			}
+			removed = append(removed, id)
+		})
 	}
+	wg.Wait()
 	return removed, errors.Join(errs...)
 }
 
-// findSentry finds the sentry of a kernel no record knows, by its bundle
-// argument: a boot interrupted between fork and journal leaves only that.
-func (d *Driver) findSentry(id string) int {
-	want := "--bundle=" + d.kernelDir(id)
+// sweepParallel kernels are destroyed at a time: most of it is waiting.
+const sweepParallel = 16
+
+// findSentries finds the sentries of this driver by the bundle in their
+// arguments: a boot interrupted between fork and journal leaves only that. One
+// walk over /proc for all of them: with 500 kernels there are thousands of
+// processes.
+func (d *Driver) findSentries() map[string]int {
+	prefix := "--bundle=" + filepath.Join(d.dir, "k") + "/"
+	found := map[string]int{}
 	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, p := range procs {
 		b, err := os.ReadFile(p)
@@ -255,17 +274,19 @@ func (d *Driver) findSentry(id string) int {
 			continue
 		}
 		for _, arg := range strings.Split(string(b), "\x00") {
-			if arg == want {
-				pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(p)))
-				// The stubs of a sentry share its command line; its process
-				// group leader is the sentry (it starts a session).
-				if sid, err := unix.Getsid(pid); err == nil && sid == pid {
-					return pid
-				}
+			id, ok := strings.CutPrefix(arg, prefix)
+			if !ok {
+				continue
+			}
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(p)))
+			// The stubs of a sentry share its command line; the leader of its
+			// session is the sentry itself.
+			if sid, err := unix.Getsid(pid); err == nil && sid == pid {
+				found[id] = pid
 			}
 		}
 	}
-	return 0
+	return found
 }
 
 // stdio is an empty file that stands for no input and no output.
