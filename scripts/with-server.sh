@@ -45,7 +45,12 @@ cleanup() {
     tail -n 40 "$data/serve.log" >&2 || true
     [ -z "${COVE_KEEP_LOG:-}" ] || cp "$data/serve.log" "$COVE_KEEP_LOG"
   fi
-  rm -rf "$data"
+  # The directory is what a later reap finds kernels by.
+  if [ ${#left[@]} -gt 0 ]; then
+    echo "cove: kept $data; end them with: $cove reap --data $data" >&2
+  else
+    rm -rf "$data"
+  fi
   exit $code
 }
 trap cleanup EXIT
