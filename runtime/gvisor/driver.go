@@ -227,7 +227,7 @@ func (d *Driver) Sweep(ctx context.Context, keep map[string]bool) ([]string, err
 		ids[id] = true
 	}
 	sentries := sync.OnceValue(d.findSentries) // mostly there is nothing to sweep
-	var mu sync.Mutex // guards what follows
+	var mu sync.Mutex                          // guards what follows
 	var removed []string
 	var errs []error
 	var wg sync.WaitGroup
