@@ -35,7 +35,7 @@ type inside struct {
 	init  *os.File // pidfd of its init
 	gone  chan struct{}
 	null  *os.File
-	pids  *group
+	group *group
 	spawn *threadPool
 	file  *threadPool
 }
@@ -75,8 +75,8 @@ func newBerth(grouped bool) *berth {
 			}
 		}
 		b.spawner, b.err = newThread(func() error {
-			if err := unix.Unshare(unix.CLONE_FS); err != nil {
-				return fmt.Errorf("unshare(CLONE_FS): %w", err)
+			if err := ownRoot(); err != nil {
+				return err
 			}
 			return confineThread()
 		})
@@ -108,8 +108,8 @@ func (c *containerSpace) enter(initPID int, pids int64, arrived func()) error {
 	}
 	in := &inside{init: os.NewFile(uintptr(fd), "init"), gone: make(chan struct{})}
 	in.file = newThreadPool(fileThreads, fileKeep, func() error {
-		if err := unix.Unshare(unix.CLONE_FS); err != nil {
-			return fmt.Errorf("unshare(CLONE_FS): %w", err)
+		if err := ownRoot(); err != nil {
+			return err
 		}
 		return enterThread(fd, 0)
 	})
@@ -137,7 +137,7 @@ func (c *containerSpace) enterSpawner(in *inside, pidfd int, pids int64, arrived
 	if err != nil {
 		return err
 	}
-	in.pids = b.group
+	in.group = b.group
 	in.spawn = poolOf(b.spawner)
 	if err := b.group.limit(pids); err != nil {
 		return err
@@ -173,6 +173,15 @@ func sealSysctls() error {
 	return nil
 }
 
+// ownRoot gives the calling thread a root, a working directory and a umask of
+// its own, without which it cannot enter another mount namespace.
+func ownRoot() error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("unshare(CLONE_FS): %w", err)
+	}
+	return nil
+}
+
 // enterThread moves the calling thread, which has a root and a working
 // directory of its own, into the container of a pidfd. The pid namespace
 // applies to what it forks.
@@ -194,8 +203,9 @@ const processCaps = 1<<unix.CAP_AUDIT_WRITE | 1<<unix.CAP_CHOWN | 1<<unix.CAP_DA
 	1<<unix.CAP_SETUID | 1<<unix.CAP_SYS_CHROOT
 
 // confineThread leaves the thread's own powers as they are, but takes from
-// what it executes all but processCaps. The powers stay on purpose: the forked child shares the agent's memory until it executes,
-// and what holds more capabilities than the tracer cannot be traced by it.
+// what it executes all but processCaps. The powers stay on purpose: the forked
+// child shares the agent's memory until it executes, and what holds more
+// capabilities than the tracer cannot be traced by it.
 func confineThread() error {
 	for c := uintptr(0); c <= lastCap; c++ {
 		if processCaps&(1<<c) != 0 {
@@ -275,11 +285,11 @@ func (in *inside) reclaim() *berth {
 	if t == nil {
 		return newBerth(true)
 	}
-	b := &berth{ready: make(chan struct{}), group: in.pids, spawner: t}
+	b := &berth{ready: make(chan struct{}), group: in.group, spawner: t}
 	close(b.ready)
-	group, made := in.pids, in.pids.next.Load()
+	group, made := in.group, in.group.next.Load()
 	time.AfterFunc(closeAfter, func() { group.sweep(made) })
-	in.spawn, in.pids = nil, nil
+	in.spawn, in.group = nil, nil
 	return b
 }
 
@@ -289,7 +299,7 @@ func (in *inside) close() {
 		in.spawn.close()
 	}
 	in.init.Close()
-	in.pids.close()
+	in.group.close()
 	if in.null != nil {
 		in.null.Close()
 	}
@@ -368,7 +378,7 @@ func (c *containerSpace) initGone() <-chan struct{} {
 
 func (c *containerSpace) processes() *group {
 	if in := c.now(); in != nil {
-		return in.pids
+		return in.group
 	}
 	return nil
 }

@@ -222,9 +222,6 @@ func (g cgroups) limit(id string, r sandbox.Resources) error {
 		}
 	}
 	for _, s := range set {
-		if s.value == "" {
-			continue
-		}
 		if err := os.WriteFile(g.path(s.controller, id, s.file), []byte(s.value), 0); err != nil {
 			return fmt.Errorf("setting %s: %w", s.file, err)
 		}
@@ -260,8 +257,7 @@ func (g cgroups) stats(id string) (s sandbox.Stats, err error) {
 
 // procs lists the processes in a kernel's cgroup.
 func (g cgroups) procs(id string) []int {
-	c := "pids"
-	b, _ := os.ReadFile(g.path(c, id, "cgroup.procs"))
+	b, _ := os.ReadFile(g.path("pids", id, "cgroup.procs"))
 	var out []int
 	for _, f := range strings.Fields(string(b)) {
 		if pid, err := strconv.Atoi(f); err == nil && pid > 0 {

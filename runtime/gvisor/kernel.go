@@ -80,7 +80,7 @@ func newKernel(d *Driver, id string) *Kernel {
 func (k *Kernel) ID() string { return k.id }
 
 // Handle is complete once Boot has returned. The container inside is not in
-// it: its name is derived from the episode the guest reports.
+// it: adopt finds that by the init the guest serves.
 func (k *Kernel) Handle() runtime.Handle {
 	data, err := json.Marshal(k.saved)
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"testing"
 
-	"github.com/cove-sandbox/cove/image/imagetest"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -13,11 +12,6 @@ import (
 // The network stack belongs to the kernel and outlives a reset, so root inside
 // must not be able to set it up for the next episode.
 func TestKernelSettingsAreReadOnlyInside(t *testing.T) {
-	lib, img := imagetest.Base(t)
-	path, err := lib.Path(img.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx := t.Context()
 	d := open(t, t.TempDir())
 	defer d.Close()
@@ -26,7 +20,7 @@ func TestKernelSettingsAreReadOnlyInside(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer k.Destroy(context.Background())
-	err = k.Attach(ctx, runtime.Container{Rootfs: runtime.Rootfs{Path: path, User: "root"},
+	err = k.Attach(ctx, runtime.Container{Rootfs: rootfs(t),
 		Resources: sandbox.Resources{MilliCPU: 1000, MemoryLimit: 256 << 20, Disk: 64 << 20, Pids: 100}})
 	if err != nil {
 		t.Fatal(err)
