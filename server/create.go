@@ -133,16 +133,18 @@ func (s sandboxService) Create(ctx context.Context, r *connect.Request[covev1.Cr
 func (s *Server) createOnce(ctx context.Context, spec sandbox.Spec, key string) (sb sandbox.Sandbox, took time.Duration, existed bool, err error) {
 	idem := store.Idempotency{Key: key, Hash: specHash(spec)}
 	cr, lead := s.creates.join(key, idem.Hash)
-	if !lead {
+	for !lead {
 		select {
 		case <-cr.done:
 		case <-ctx.Done():
 			return sb, 0, false, ctx.Err()
 		}
-		if cr.hash != idem.Hash {
-			return sb, 0, false, keyTaken(key)
+		if cr.hash == idem.Hash {
+			return cr.sb, 0, true, cr.err
 		}
-		return cr.sb, 0, true, cr.err
+		// Another spec with the same key. Whether the key is its or ours is
+		// the store's word, not this race's: it may itself have been refused.
+		cr, lead = s.creates.join(key, idem.Hash)
 	}
 	cr.err = &sandbox.Error{Class: sandbox.Internal, Msg: "the creation did not finish"} // unless it does
 	defer func() { s.creates.leave(key, cr) }()
