@@ -109,11 +109,22 @@ func (c *Client) Ping(ctx context.Context) error {
 	return err
 }
 
+// Prepare lets the guest do ahead what it can of an Enter of the same container.
+// The one it serves is not touched.
+func (c *Client) Prepare(ctx context.Context, ct Container) error {
+	_, err := c.call(ctx, ct.request(wire.OpPrepare), nil)
+	return err
+}
+
 // Enter makes the guest serve a container. A container served before is left
 // first.
 func (c *Client) Enter(ctx context.Context, ct Container) error {
-	_, err := c.call(ctx, wire.Req{Op: wire.OpEnter, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User, Pids: ct.Pids}, nil)
+	_, err := c.call(ctx, ct.request(wire.OpEnter), nil)
 	return err
+}
+
+func (ct Container) request(op string) wire.Req {
+	return wire.Req{Op: op, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User, Pids: ct.Pids}
 }
 
 // Init is the pid of the init of the container being served, 0 for none: what

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cove-sandbox/cove/guest/wire"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -204,6 +202,16 @@ func (a *Agent) Close() {
 	a.conns.Wait()
 }
 
+// prepare makes an enter with the same request cheap.
+func (a *Agent) prepare(r wire.Req) error {
+	a.entering.Lock()
+	defer a.entering.Unlock()
+	if err := a.space.prepare(r.InitPID, r.Pids, r.WorkingDir); err != nil {
+		return sandbox.Errorf(sandbox.Unavailable, "guest.prepare", "%w", err)
+	}
+	return nil
+}
+
 // enter serves a container from now on, and no other.
 func (a *Agent) enter(r wire.Req) error {
 	if r.WorkingDir != "" {
@@ -214,11 +222,7 @@ func (a *Agent) enter(r wire.Req) error {
 	a.entering.Lock()
 	defer a.entering.Unlock()
 	a.leaveNow()
-	home := false // the working directory is there
-	err := a.space.enter(r.InitPID, r.Pids, func() {
-		var st unix.Stat_t
-		home = r.WorkingDir == "" || a.space.stat(r.WorkingDir, &st) == nil
-	})
+	home, err := a.space.enter(r.InitPID, r.Pids, r.WorkingDir)
 	if err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, "guest.enter", "%w", err)
 	}

@@ -30,7 +30,7 @@ func RunBulk(space Space, op guest.BulkOp, stdin io.Reader, stdout io.Writer) (e
 		return sandbox.InvalidField("offset", "offset and length must not be negative")
 	}
 	sp := space.forFiles()
-	if err := sp.enter(op.InitPID, 0, func() {}); err != nil {
+	if _, err := sp.enter(op.InitPID, 0, ""); err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, "", "%w", err)
 	}
 	defer sp.leave()

@@ -317,8 +317,14 @@ func (ep *episode) leave() {
 	execs := append([]*exec(nil), ep.order...)
 	ep.mu.Unlock()
 	leaders := map[int]bool{}
+	starting := false
 	for _, ex := range execs {
 		ex.kill(sandbox.ResetCause)
+		select {
+		case <-ex.started:
+		default:
+			starting = true
+		}
 		if pid, running := ex.leader(); running {
 			leaders[pid] = true // of the others the mark is enough, and their pids may be anyone's by now
 		}
@@ -326,7 +332,7 @@ func (ep *episode) leave() {
 	if !ep.space.contained() { // otherwise the container is destroyed, which is faster and more thorough
 		tree{leaders: leaders, mark: markKey + "=" + ep.token + ":", all: true}.kill()
 	}
-	if ep.space.contained() {
+	if ep.space.contained() && starting {
 		ep.unstick() // or leaving would wait for a start that code inside holds up
 	}
 	reaped := make(chan struct{})

@@ -188,6 +188,8 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 		return s.reply(wire.Res{}, nil)
 	case wire.OpEnter:
 		return s.reply(wire.Res{}, s.agent.enter(r))
+	case wire.OpPrepare:
+		return s.reply(wire.Res{}, s.agent.prepare(r))
 	case wire.OpLeave:
 		s.agent.leave()
 		return s.reply(wire.Res{}, nil)

@@ -9,9 +9,11 @@ import (
 // Space is where an agent acts: the user's container, or a directory.
 // [NewContainerSpace] and [HostSpace] make the two there are.
 type Space interface {
-	// enter makes the container of this init reachable, until leave. arrived
-	// runs on the spawner as soon as that is inside.
-	enter(initPID int, pids int64, arrived func()) error
+	// enter makes the container of this init reachable, until leave. home says
+	// that workdir is there.
+	enter(initPID int, pids int64, workdir string) (home bool, err error)
+	// prepare does ahead what it can of an enter to come.
+	prepare(initPID int, pids int64, workdir string) error
 	// forFiles is another space of the same kind that starts no processes.
 	forFiles() Space
 	// leave ends the threads inside and, where no container is destroyed

@@ -22,20 +22,26 @@ type hostSpace struct {
 // HostSpace acts on a directory of this machine, without isolation.
 func HostSpace(root string) Space { return &hostSpace{root: root} }
 
-func (h *hostSpace) enter(_ int, _ int64, arrived func()) error {
+func (h *hostSpace) prepare(int, int64, string) error { return nil }
+
+func (h *hostSpace) enter(_ int, _ int64, workdir string) (home bool, err error) {
 	d, err := os.OpenFile(h.root, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return err
+		return false, err
 	}
 	null, err := openNull()
 	if err != nil {
 		d.Close()
-		return err
+		return false, err
 	}
 	h.mu.Lock()
 	h.dir, h.null = d, null
 	h.mu.Unlock()
-	return h.spawner(arrived)
+	err = h.spawner(func() {
+		var st unix.Stat_t
+		home = workdir == "" || h.stat(workdir, &st) == nil
+	})
+	return home, err
 }
 
 func (h *hostSpace) forFiles() Space { return HostSpace(h.root) }

@@ -121,6 +121,7 @@ type Res struct {
 // Ops of a request.
 const (
 	OpPing       = "ping"
+	OpPrepare    = "prepare"
 	OpEnter      = "enter"
 	OpLeave      = "leave"
 	OpInit       = "init"

@@ -185,22 +185,21 @@ func (k *Kernel) start(ctx context.Context, spec *specs.Spec) error {
 // that in its pool, a create does not: it takes 10 of 40 ms out of attach and
 // first exec, and adds 45 ms and 0.4 MiB to a boot.
 func (k *Kernel) rehearse(ctx context.Context) error {
-	cid := containerName(0)
-	c := runtime.Container{Rootfs: runtime.Rootfs{Path: k.d.guestfs}, Resources: sandbox.Resources{Disk: 1 << 20, Pids: 16}}
-	init, err := k.launch(c, cid)
-	if err != nil {
-		return fmt.Errorf("rehearsal: %w", err)
-	}
+	c := runtime.Container{Rootfs: runtime.Rootfs{Path: k.d.guestfs, User: "0:0"}, Resources: sandbox.Resources{Disk: 1 << 20, Pids: 16}}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.guest.Enter(ctx, guest.Container{InitPID: init, Pids: c.Resources.Pids, User: "0:0"}); err != nil {
-		return fmt.Errorf("rehearsal: %w", err)
+	cid := containerName(0)
+	init, err := k.launch(c, cid)
+	if err == nil {
+		err = k.guest.Enter(ctx, inGuest(c, init))
 	}
-	err = k.guest.Start(ctx, sandbox.ProcessSpec{ExecID: "rehearsal", Args: []string{guestBinary, "true"}}, 0, func(sandbox.ProcessEvent) error { return nil })
+	if err == nil {
+		err = k.guest.Start(ctx, sandbox.ProcessSpec{ExecID: "rehearsal", Args: []string{guestBinary, "true"}}, 0, func(sandbox.ProcessEvent) error { return nil })
+	}
+	if err == nil {
+		err = k.guest.Leave(ctx)
+	}
 	if err != nil {
-		return fmt.Errorf("rehearsal: %w", err)
-	}
-	if err := k.guest.Leave(ctx); err != nil {
 		return fmt.Errorf("rehearsal: %w", err)
 	}
 	k.cleanLocked([]string{cid})
@@ -464,15 +463,17 @@ func (k *Kernel) launch(c runtime.Container, cid string) (initPID int, err error
 
 // enterLocked lets the guest serve the container of an init.
 func (k *Kernel) enterLocked(ctx context.Context, c runtime.Container, initPID int) error {
-	err := k.guest.Enter(ctx, guest.Container{
-		InitPID: initPID, Env: environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids,
-	})
-	if err != nil {
+	if err := k.guest.Enter(ctx, inGuest(c, initPID)); err != nil {
 		return fmt.Errorf("the guest cannot enter the container: %w", err)
 	}
 	k.initPID = initPID
 	k.watchInit()
 	return nil
+}
+
+// inGuest is the container of an init as the guest is told of it.
+func inGuest(c runtime.Container, initPID int) guest.Container {
+	return guest.Container{InitPID: initPID, Env: environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids}
 }
 
 // environ is the image's environment with the sandbox's over it, sorted, so
