@@ -21,7 +21,11 @@ type Spec struct {
 	Env         map[string]string `json:"env,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Timeout     time.Duration     `json:"timeout,omitempty"`      // ends with TTL this long after creation or SetTimeout; 0 = never
-	IdleTimeout time.Duration     `json:"idle_timeout,omitempty"` // ends with Idle after this long with no call and no process; 0 = never
+	IdleTimeout time.Duration     `json:"idle_timeout,omitempty"` // OnIdle after this long with no call and no process; 0 = never
+	OnIdle      IdleAction        `json:"on_idle,omitempty"`      // "" = kill, which ends it with Idle
+	Snapshot    string            `json:"snapshot,omitempty"`     // name or id of what to start from; Image is then the snapshot's
+	Template    string            `json:"template,omitempty"`     // "name" or "name@version" of what to start from
+	Volumes     []VolumeMount     `json:"volumes,omitempty"`
 }
 
 // State of a sandbox. Transitions only go down the list.
@@ -45,6 +49,8 @@ type Sandbox struct {
 	CreatedAt time.Time `json:"created_at"`
 	ExpiresAt time.Time `json:"expires_at,omitzero"` // zero = never
 	End       *End      `json:"end,omitempty"`       // set once, when State is ended
+	Lineage   Lineage   `json:"lineage,omitzero"`    // what it came from, or the snapshot last taken of it
+	Standby   Standby   `json:"standby,omitempty"`   // as the node says now
 }
 
 // Stats is what a sandbox uses now, seen from the host: code inside cannot

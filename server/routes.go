@@ -37,7 +37,7 @@ func (s *Server) routes() http.Handler {
 		connect.WithInterceptors(&callInterceptor{log: s.log}),
 	}
 	mux := http.NewServeMux()
-	mux.Handle(covev1.NewSandboxesHandler(sandboxService{s}, opts...))
+	mux.Handle(covev1.NewSandboxesHandler(sandboxService{Server: s}, opts...))
 	mux.Handle(covev1.NewProcessesHandler(processService{s}, opts...))
 	mux.Handle(covev1.NewFilesHandler(fileService{s}, opts...))
 	mux.Handle(covev1.NewImagesHandler(imageService{s}, opts...))

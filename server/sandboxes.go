@@ -17,7 +17,10 @@ import (
 	"github.com/cove-sandbox/cove/wire"
 )
 
-type sandboxService struct{ *Server }
+type sandboxService struct {
+	*Server
+	covev1.UnimplementedSandboxesHandler // Pause to Tree, until they are there
+}
 
 // maxPage is the most sandboxes one List returns.
 const maxPage = 1000

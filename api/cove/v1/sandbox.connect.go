@@ -54,6 +54,16 @@ const (
 	SandboxesKillByLabelProcedure = "/cove.v1.Sandboxes/KillByLabel"
 	// SandboxesStatsProcedure is the fully-qualified name of the Sandboxes's Stats RPC.
 	SandboxesStatsProcedure = "/cove.v1.Sandboxes/Stats"
+	// SandboxesPauseProcedure is the fully-qualified name of the Sandboxes's Pause RPC.
+	SandboxesPauseProcedure = "/cove.v1.Sandboxes/Pause"
+	// SandboxesResumeProcedure is the fully-qualified name of the Sandboxes's Resume RPC.
+	SandboxesResumeProcedure = "/cove.v1.Sandboxes/Resume"
+	// SandboxesForkProcedure is the fully-qualified name of the Sandboxes's Fork RPC.
+	SandboxesForkProcedure = "/cove.v1.Sandboxes/Fork"
+	// SandboxesRestoreProcedure is the fully-qualified name of the Sandboxes's Restore RPC.
+	SandboxesRestoreProcedure = "/cove.v1.Sandboxes/Restore"
+	// SandboxesTreeProcedure is the fully-qualified name of the Sandboxes's Tree RPC.
+	SandboxesTreeProcedure = "/cove.v1.Sandboxes/Tree"
 )
 
 // SandboxesClient is a client for the cove.v1.Sandboxes service.
@@ -76,6 +86,19 @@ type SandboxesClient interface {
 	// KillByLabel ends every live sandbox that has all the labels.
 	KillByLabel(context.Context, *connect.Request[KillByLabelRequest]) (*connect.Response[KillByLabelResponse], error)
 	Stats(context.Context, *connect.Request[StatsRequest]) (*connect.Response[StatsResponse], error)
+	// Pause freezes a sandbox in memory (hot) or, with cold, puts it on disk: no
+	// process, no memory. Pausing a paused one is no error. Any later call that
+	// needs the sandbox wakes it.
+	Pause(context.Context, *connect.Request[PauseRequest]) (*connect.Response[PauseResponse], error)
+	// Resume wakes a sandbox and returns when it runs.
+	Resume(context.Context, *connect.Request[ResumeRequest]) (*connect.Response[ResumeResponse], error)
+	// Fork makes children of a running sandbox or of a snapshot, all or at least
+	// min_ready of them: with fewer nothing is left and the call fails.
+	Fork(context.Context, *connect.Request[ForkRequest]) (*connect.Response[ForkResponse], error)
+	// Restore rolls a live sandbox back to a snapshot in place: it keeps its id.
+	Restore(context.Context, *connect.Request[RestoreRequest]) (*connect.Response[RestoreResponse], error)
+	// Tree is everything that hangs together with a sandbox or snapshot.
+	Tree(context.Context, *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error)
 }
 
 // NewSandboxesClient constructs a client for the cove.v1.Sandboxes service. By default, it uses the
@@ -140,6 +163,37 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		pause: connect.NewClient[PauseRequest, PauseResponse](
+			httpClient,
+			baseURL+SandboxesPauseProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Pause")),
+			connect.WithClientOptions(opts...),
+		),
+		resume: connect.NewClient[ResumeRequest, ResumeResponse](
+			httpClient,
+			baseURL+SandboxesResumeProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Resume")),
+			connect.WithClientOptions(opts...),
+		),
+		fork: connect.NewClient[ForkRequest, ForkResponse](
+			httpClient,
+			baseURL+SandboxesForkProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Fork")),
+			connect.WithClientOptions(opts...),
+		),
+		restore: connect.NewClient[RestoreRequest, RestoreResponse](
+			httpClient,
+			baseURL+SandboxesRestoreProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Restore")),
+			connect.WithClientOptions(opts...),
+		),
+		tree: connect.NewClient[TreeRequest, TreeResponse](
+			httpClient,
+			baseURL+SandboxesTreeProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Tree")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -153,6 +207,11 @@ type sandboxesClient struct {
 	kill        *connect.Client[KillRequest, KillResponse]
 	killByLabel *connect.Client[KillByLabelRequest, KillByLabelResponse]
 	stats       *connect.Client[StatsRequest, StatsResponse]
+	pause       *connect.Client[PauseRequest, PauseResponse]
+	resume      *connect.Client[ResumeRequest, ResumeResponse]
+	fork        *connect.Client[ForkRequest, ForkResponse]
+	restore     *connect.Client[RestoreRequest, RestoreResponse]
+	tree        *connect.Client[TreeRequest, TreeResponse]
 }
 
 // Create calls cove.v1.Sandboxes.Create.
@@ -195,6 +254,31 @@ func (c *sandboxesClient) Stats(ctx context.Context, req *connect.Request[StatsR
 	return c.stats.CallUnary(ctx, req)
 }
 
+// Pause calls cove.v1.Sandboxes.Pause.
+func (c *sandboxesClient) Pause(ctx context.Context, req *connect.Request[PauseRequest]) (*connect.Response[PauseResponse], error) {
+	return c.pause.CallUnary(ctx, req)
+}
+
+// Resume calls cove.v1.Sandboxes.Resume.
+func (c *sandboxesClient) Resume(ctx context.Context, req *connect.Request[ResumeRequest]) (*connect.Response[ResumeResponse], error) {
+	return c.resume.CallUnary(ctx, req)
+}
+
+// Fork calls cove.v1.Sandboxes.Fork.
+func (c *sandboxesClient) Fork(ctx context.Context, req *connect.Request[ForkRequest]) (*connect.Response[ForkResponse], error) {
+	return c.fork.CallUnary(ctx, req)
+}
+
+// Restore calls cove.v1.Sandboxes.Restore.
+func (c *sandboxesClient) Restore(ctx context.Context, req *connect.Request[RestoreRequest]) (*connect.Response[RestoreResponse], error) {
+	return c.restore.CallUnary(ctx, req)
+}
+
+// Tree calls cove.v1.Sandboxes.Tree.
+func (c *sandboxesClient) Tree(ctx context.Context, req *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error) {
+	return c.tree.CallUnary(ctx, req)
+}
+
 // SandboxesHandler is an implementation of the cove.v1.Sandboxes service.
 type SandboxesHandler interface {
 	// Create returns when the sandbox is durable and running. The same
@@ -215,6 +299,19 @@ type SandboxesHandler interface {
 	// KillByLabel ends every live sandbox that has all the labels.
 	KillByLabel(context.Context, *connect.Request[KillByLabelRequest]) (*connect.Response[KillByLabelResponse], error)
 	Stats(context.Context, *connect.Request[StatsRequest]) (*connect.Response[StatsResponse], error)
+	// Pause freezes a sandbox in memory (hot) or, with cold, puts it on disk: no
+	// process, no memory. Pausing a paused one is no error. Any later call that
+	// needs the sandbox wakes it.
+	Pause(context.Context, *connect.Request[PauseRequest]) (*connect.Response[PauseResponse], error)
+	// Resume wakes a sandbox and returns when it runs.
+	Resume(context.Context, *connect.Request[ResumeRequest]) (*connect.Response[ResumeResponse], error)
+	// Fork makes children of a running sandbox or of a snapshot, all or at least
+	// min_ready of them: with fewer nothing is left and the call fails.
+	Fork(context.Context, *connect.Request[ForkRequest]) (*connect.Response[ForkResponse], error)
+	// Restore rolls a live sandbox back to a snapshot in place: it keeps its id.
+	Restore(context.Context, *connect.Request[RestoreRequest]) (*connect.Response[RestoreResponse], error)
+	// Tree is everything that hangs together with a sandbox or snapshot.
+	Tree(context.Context, *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error)
 }
 
 // NewSandboxesHandler builds an HTTP handler from the service implementation. It returns the path
@@ -275,6 +372,37 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesPauseHandler := connect.NewUnaryHandler(
+		SandboxesPauseProcedure,
+		svc.Pause,
+		connect.WithSchema(sandboxesMethods.ByName("Pause")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxesResumeHandler := connect.NewUnaryHandler(
+		SandboxesResumeProcedure,
+		svc.Resume,
+		connect.WithSchema(sandboxesMethods.ByName("Resume")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxesForkHandler := connect.NewUnaryHandler(
+		SandboxesForkProcedure,
+		svc.Fork,
+		connect.WithSchema(sandboxesMethods.ByName("Fork")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxesRestoreHandler := connect.NewUnaryHandler(
+		SandboxesRestoreProcedure,
+		svc.Restore,
+		connect.WithSchema(sandboxesMethods.ByName("Restore")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxesTreeHandler := connect.NewUnaryHandler(
+		SandboxesTreeProcedure,
+		svc.Tree,
+		connect.WithSchema(sandboxesMethods.ByName("Tree")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/cove.v1.Sandboxes/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SandboxesCreateProcedure:
@@ -293,6 +421,16 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesKillByLabelHandler.ServeHTTP(w, r)
 		case SandboxesStatsProcedure:
 			sandboxesStatsHandler.ServeHTTP(w, r)
+		case SandboxesPauseProcedure:
+			sandboxesPauseHandler.ServeHTTP(w, r)
+		case SandboxesResumeProcedure:
+			sandboxesResumeHandler.ServeHTTP(w, r)
+		case SandboxesForkProcedure:
+			sandboxesForkHandler.ServeHTTP(w, r)
+		case SandboxesRestoreProcedure:
+			sandboxesRestoreHandler.ServeHTTP(w, r)
+		case SandboxesTreeProcedure:
+			sandboxesTreeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -332,4 +470,24 @@ func (UnimplementedSandboxesHandler) KillByLabel(context.Context, *connect.Reque
 
 func (UnimplementedSandboxesHandler) Stats(context.Context, *connect.Request[StatsRequest]) (*connect.Response[StatsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.Stats is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Pause(context.Context, *connect.Request[PauseRequest]) (*connect.Response[PauseResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.Pause is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Resume(context.Context, *connect.Request[ResumeRequest]) (*connect.Response[ResumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.Resume is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Fork(context.Context, *connect.Request[ForkRequest]) (*connect.Response[ForkResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.Fork is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Restore(context.Context, *connect.Request[RestoreRequest]) (*connect.Response[RestoreResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.Restore is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Tree(context.Context, *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.Tree is not implemented"))
 }
