@@ -41,6 +41,7 @@ type Kernel struct {
 	guest *guest.Client
 
 	saved saved
+	bulks gate // transfers under way, which a checkpoint must not meet
 
 	done     chan struct{} // closed by finish
 	doneOnce sync.Once
@@ -51,9 +52,11 @@ type Kernel struct {
 	mu         sync.Mutex
 	container  string // id of the user's container inside the kernel, "" before Attach
 	initPID    int
+	image      string // path of the container's image; "" if it was adopted
 	spare      *spare // nil if none is there or being made
 	spareTimer *time.Timer
 	cleaned    chan struct{} // closed unless containers that were left are being destroyed
+	paused     bool
 	destroyed  bool
 }
 
@@ -470,7 +473,7 @@ func (k *Kernel) enterLocked(ctx context.Context, c runtime.Container, initPID i
 	if err != nil {
 		return fmt.Errorf("the guest cannot enter the container: %w", err)
 	}
-	k.initPID = initPID
+	k.initPID, k.image = initPID, c.Rootfs.Path
 	k.watchInit()
 	return nil
 }

@@ -81,6 +81,8 @@ func Run(t *testing.T, f Factory) {
 		{"DiskLimit", s.testDiskLimit},
 		{"PidsLimit", s.testPidsLimit},
 		{"CPULimit", s.testCPULimit},
+		{"CheckpointFiles", s.testCheckpointFiles},
+		{"CheckpointProcesses", s.testCheckpointProcesses},
 	} {
 		t.Run(c.name, c.run)
 	}
