@@ -66,11 +66,13 @@ type Restorer interface {
 // Differ is a kernel that can say what its container changed against its
 // image, as a tar stream. The kernel stands still for the time it takes.
 //
-// Created and changed files are in it whole. What was removed is there as a
-// character device 0:0 of its name, and a directory that replaced another has
-// the xattr trusted.overlay.opaque=y (PAX record
-// SCHILY.xattr.trusted.overlay.opaque): the form overlayfs itself uses. A
-// directory in which something changed is there with its own attributes.
+// Names are relative to the root of the container, the root itself is "./".
+// Created and changed files are in it whole, and a directory in which something
+// changed with its attributes. What was removed is there as a character device
+// 0:0 of its name, and a directory in one of the image's that is new or replaced
+// another has the xattr trusted.overlay.opaque=y (PAX record
+// SCHILY.xattr.trusted.overlay.opaque): the form overlayfs itself uses. Xattrs,
+// hard links (to a name further up) and mode bits are kept; sockets are left out.
 type Differ interface {
 	Diff(ctx context.Context, w *os.File) error
 }

@@ -29,7 +29,11 @@ func (k *Kernel) Bulk(ctx context.Context, op guest.BulkOp, stdin, stdout *os.Fi
 	defer k.bulks.leave()
 	k.mu.Lock()
 	op.InitPID = k.initPID
+	paused := k.paused
 	k.mu.Unlock()
+	if paused {
+		return k.errPaused(opName)
+	}
 	if op.InitPID == 0 {
 		return sandbox.Errorf(sandbox.Precondition, opName, "kernel %s has no container", k.id)
 	}

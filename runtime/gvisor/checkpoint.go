@@ -26,8 +26,7 @@ const checkpointVersion = 1
 type checkpointed struct {
 	Secret  string  `json:"secret"` // the guest has when it wakes, hex
 	InitPID int     `json:"init_pid"`
-	Paused  bool    `json:"paused"` // it sleeps until it is told to wake
-	Image   string  `json:"image"`  // its superblockID; "" where that was not known
+	Image   string  `json:"image"` // its superblockID; "" where that was not known
 	Mounts  []mount `json:"mounts,omitempty"`
 }
 
@@ -58,7 +57,7 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 			return cp, k.explain(op, err)
 		}
 	}
-	data, err := json.Marshal(checkpointed{Secret: k.saved.Secret, InitPID: init, Paused: paused || opt.Stop, Image: imageID, Mounts: k.mounts(container)})
+	data, err := json.Marshal(checkpointed{Secret: k.saved.Secret, InitPID: init, Image: imageID, Mounts: k.mounts(container)})
 	if err != nil {
 		return cp, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
@@ -68,49 +67,40 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	defer k.bulks.open()
 	defer k.withoutSpare()()
 
-	if !paused {
+	// Resume always: without it gVisor kills the kernel even if it could not
+	// save it. To stop, it is paused first and killed after.
+	switch {
+	case paused:
+	case opt.Stop:
+		if err := k.Pause(ctx); err != nil {
+			return cp, sandbox.WithOp(op, err)
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, k.Resume(context.WithoutCancel(ctx)))
+			}
+		}()
+	default:
 		if err := k.guest.Freeze(ctx); err != nil {
 			return cp, k.explain(op, err)
 		}
-		// Whatever happens now, the clocks must run again.
-		defer func() {
-			if opt.Stop && err == nil {
-				return
-			}
-			k.guest.Release()
-			tctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawWait)
-			defer cancel()
-			if terr := k.guest.Thaw(tctx); terr != nil && err == nil {
-				k.d.log.Warn("thaw after a checkpoint", "kernel", k.id, "err", terr)
-			}
-		}()
+		defer k.wake(ctx)
 	}
 	if err := k.guest.Park(ctx); err != nil {
 		return cp, k.explain(op, err)
 	}
-	// Resume always: without it gVisor kills the kernel even if it could not
-	// save it. To stop, it is frozen first and killed after.
-	if opt.Stop && !paused {
-		if err := k.sb.Pause(k.id); err != nil {
-			return cp, k.explain(op, err)
-		}
-	}
-	err = k.sb.Checkpoint(k.d.conf, k.id, dir, gvsandbox.CheckpointOpts{
-		Compression: statefile.CompressionLevelNone, Resume: true, ExcludeCommittedZeroPages: true,
-	})
 	var files []string
-	if err == nil {
-		files, err = ownFiles(dir)
-	}
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
-		err = k.failedCheckpoint(op, dir, err)
-		if opt.Stop && !paused {
-			err = errors.Join(err, k.sb.Resume(k.id))
+	for try := 1; ; try++ {
+		if files, err = k.save(ctx, dir); err == nil {
+			break
 		}
-		return cp, err
+		err = k.failedCheckpoint(op, dir, err)
+		// The sentry cannot save what forwards a connection, and lets go of
+		// that a moment after we did.
+		if try >= saves || sandbox.ClassOf(err) != sandbox.Unavailable || isClosed(k.done) {
+			return cp, err
+		}
+		time.Sleep(time.Duration(try) * 10 * time.Millisecond)
 	}
 	if opt.Stop {
 		k.finish(sandbox.KilledByUser, "stopped with a checkpoint")
@@ -121,8 +111,31 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	return runtime.Checkpoint{Version: checkpointVersion, Driver: driverName, Build: k.d.build.String(), Files: files, Data: data}, nil
 }
 
-// thawWait bounds how long a kernel gets to answer after a checkpoint.
-const thawWait = 20 * time.Second
+// saves is how often a checkpoint is tried.
+const saves = 3
+
+// save is one try.
+func (k *Kernel) save(ctx context.Context, dir string) ([]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, sandbox.Errorf(sandbox.Canceled, "", "%w", err)
+	}
+	err := k.sb.Checkpoint(k.d.conf, k.id, dir, gvsandbox.CheckpointOpts{
+		Compression: statefile.CompressionLevelNone, Resume: true, ExcludeCommittedZeroPages: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return ownFiles(dir)
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
 
 // failedCheckpoint empties dir and finds the class of the failure. The error of
 // the sentry is text, so whether its disk is full is asked of the disk.

@@ -276,12 +276,24 @@ func (k *Kernel) adopt(ctx context.Context) error {
 	if err := k.watch(); err != nil {
 		return err
 	}
-	init, err := 0, k.connect(ctx)
+	paused, err := k.adoptPaused(ctx)
+	if paused {
+		return nil
+	}
+	init := 0
+	if err == nil {
+		err = k.connect(ctx)
+	}
 	if err == nil {
 		init, err = k.guest.Init(ctx)
 	}
+	if err == nil {
+		err = k.guest.Thaw(ctx) // the process before us may have died amid a checkpoint
+	}
 	if err != nil {
-		k.guest.Close()
+		if k.guest != nil {
+			k.guest.Close()
+		}
 		k.stop()
 		k.watchers.Wait()
 		return fmt.Errorf("asking the guest for its container: %w", err)
@@ -352,6 +364,9 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 	defer k.mu.Unlock()
 	if k.container == "" {
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
+	}
+	if k.paused {
+		return k.errPaused(op)
 	}
 	<-k.cleaned
 	next := k.takeSpareLocked(c)
@@ -501,9 +516,9 @@ func (k *Kernel) Stats(ctx context.Context) (sandbox.Stats, error) {
 	}
 	s.Memory += k.saved.BootMemory
 	k.mu.Lock()
-	cid := k.container
+	cid, paused := k.container, k.paused
 	k.mu.Unlock()
-	if cid != "" {
+	if cid != "" && !paused {
 		// The one figure that comes from inside. Without an answer it is left
 		// out: the others are the host's and do not depend on it.
 		if _, tasks, err := k.guest.Processes(ctx); err == nil {

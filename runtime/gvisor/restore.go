@@ -94,12 +94,7 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 	if err := k.restoreContainer(c, cid, was.Mounts); err != nil {
 		return err
 	}
-	k.container = cid
-	if was.Paused {
-		if err := k.sb.Resume(k.id); err != nil {
-			return err
-		}
-	}
+	k.container = cid // and runs, also if its source was paused: gVisor does not save that
 	own := k.saved.Secret
 	k.saved.Secret = was.Secret
 	err := k.connect(ctx)
