@@ -35,14 +35,17 @@ const (
 // on a connection; idle connections are kept and reused, and a stream that is
 // left early costs its connection. Safe for concurrent use.
 type Client struct {
-	dial   Dialer
-	secret []byte
+	dial Dialer
 
-	mu     sync.Mutex
-	idle   []idleConn // the most recently used last
-	busy   map[*conn]struct{}
-	timer  *time.Timer // trims idle; nil when idle is empty
-	closed bool
+	mu      sync.Mutex
+	secret  []byte        // replaced, never changed in place
+	held    chan struct{} // closed by Release; nil unless new requests wait
+	ended   chan struct{} // closed, and replaced, when a request lets its connection go
+	idle    []idleConn    // the most recently used last
+	busy    map[*conn]struct{}
+	dialing int         // requests that wait for their connection
+	timer   *time.Timer // trims idle; nil when idle is empty
+	closed  bool
 }
 
 // conn is one connection; proof is pending until the first answer.
@@ -50,6 +53,10 @@ type conn struct {
 	*wire.Conn
 	proof  *wire.Prover
 	reused bool
+	secret []byte // it was or is to be authenticated with
+
+	endless bool // its request is one that runs until something happens; set before it is busy
+	cut     bool // by Park; guarded by Client.mu
 }
 
 type idleConn struct {
@@ -59,7 +66,7 @@ type idleConn struct {
 
 // NewClient makes a client; it dials on first use.
 func NewClient(dial Dialer, secret []byte) *Client {
-	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}}
+	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}, ended: make(chan struct{})}
 }
 
 // Container tells the guest which container it serves from now on.
@@ -77,6 +84,10 @@ func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
+	if c.held != nil {
+		close(c.held)
+		c.held = nil
+	}
 	c.dropIdleLocked()
 	for cn := range c.busy {
 		cn.Close()
@@ -165,7 +176,7 @@ func safeToRepeat(r wire.Req) bool {
 // call runs a request that ends in a reply.
 func (c *Client) call(ctx context.Context, r wire.Req, content []byte) (wire.Res, error) {
 	var res wire.Res
-	err := c.run(ctx, r, content, func(k wire.Kind, p []byte) (bool, error) {
+	err := c.run(ctx, r, content, nil, func(k wire.Kind, p []byte) (bool, error) {
 		if k != wire.Reply {
 			return false, unexpected(r.Op, k)
 		}
@@ -178,20 +189,29 @@ func (c *Client) call(ctx context.Context, r wire.Req, content []byte) (wire.Res
 type onFrame func(k wire.Kind, p []byte) (done bool, err error)
 
 // run sends a request and hands the answer's frames to on, except Error, which
-// it returns.
-func (c *Client) run(ctx context.Context, r wire.Req, content []byte, on onFrame) error {
+// it returns. A request that Park cuts off is sent again after Release; resume,
+// where it is not nil, then says what is left of it.
+func (c *Client) run(ctx context.Context, r wire.Req, content []byte, resume func(wire.Req, []byte) (wire.Req, []byte), on onFrame) error {
 	op := "guest." + r.Op
 	if len(content) > wire.MaxContent {
 		return sandbox.Errorf(sandbox.TooLarge, op, "%d bytes in one call, at most %d", len(content), wire.MaxContent)
 	}
 	for try := 1; ; try++ {
-		cn, err := c.take(ctx)
+		cn, err := c.take(ctx, r.Op)
 		if err != nil {
 			return c.explain(ctx, op, err)
 		}
+		before := cn.Received()
 		again, err := c.runOn(ctx, cn, r, content, on)
 		if err == nil {
 			return nil
+		}
+		if c.wasCut(cn, err) && (endless(r.Op) || safeToRepeat(r) && cn.Received() == before) {
+			if resume != nil {
+				r, content = resume(r, content)
+			}
+			try = 0
+			continue
 		}
 		if !again || try >= handshakes || ctx.Err() != nil {
 			return c.explain(ctx, op, err)
@@ -220,7 +240,7 @@ func (c *Client) runOn(ctx context.Context, cn *conn, r wire.Req, content []byte
 	err = func() error {
 		if !cn.reused {
 			cn.SetReadDeadline(time.Now().Add(wire.HandshakeTimeout))
-			p, err := cn.OfferAuth(c.secret)
+			p, err := cn.OfferAuth(cn.secret)
 			if err != nil {
 				return err
 			}
@@ -301,11 +321,21 @@ func answers(cn *conn, out *sender, on onFrame) error {
 
 // take returns a connection for one request: the most recently used idle one
 // that is still open, or a new one.
-func (c *Client) take(ctx context.Context) (*conn, error) {
+func (c *Client) take(ctx context.Context, op string) (*conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
+	for c.held != nil {
+		held := c.held
+		c.mu.Unlock()
+		select {
+		case <-held:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		c.mu.Lock()
+	}
 	for len(c.idle) > 0 && !c.closed {
 		cn := c.idle[len(c.idle)-1].conn
 		c.idle = c.idle[:len(c.idle)-1]
@@ -313,23 +343,27 @@ func (c *Client) take(ctx context.Context) (*conn, error) {
 			cn.Close()
 			continue
 		}
-		cn.reused = true
+		cn.reused, cn.endless = true, endless(op)
 		c.busy[cn] = struct{}{}
 		c.mu.Unlock()
 		return cn, nil
 	}
-	closed := c.closed
-	c.mu.Unlock()
-	if closed {
+	if c.closed {
+		c.mu.Unlock()
 		return nil, net.ErrClosed
 	}
+	c.dialing++
+	cn := &conn{secret: c.secret, endless: endless(op)}
+	c.mu.Unlock()
 	nc, err := c.dial(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dialing--
+	c.oneEndedLocked()
 	if err != nil {
 		return nil, err
 	}
-	cn := &conn{Conn: wire.NewConn(nc)}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	cn.Conn = wire.NewConn(nc)
 	if c.closed {
 		nc.Close()
 		return nil, net.ErrClosed
@@ -338,12 +372,19 @@ func (c *Client) take(ctx context.Context) (*conn, error) {
 	return cn, nil
 }
 
+// oneEndedLocked wakes Park.
+func (c *Client) oneEndedLocked() {
+	close(c.ended)
+	c.ended = make(chan struct{})
+}
+
 // put keeps a connection that is in step and closes any other.
 func (c *Client) put(cn *conn, inStep bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.busy, cn)
-	if !inStep || c.closed || len(c.idle) >= maxIdle {
+	defer c.oneEndedLocked()
+	if !inStep || c.closed || cn.cut || len(c.idle) >= maxIdle {
 		cn.Close()
 		return
 	}

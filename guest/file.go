@@ -19,7 +19,7 @@ type ListOptions struct {
 func (c *Client) ReadFile(ctx context.Context, path string, offset, length int64) ([]byte, sandbox.FileInfo, error) {
 	var data []byte
 	var res wire.Res
-	err := c.run(ctx, wire.Req{Op: wire.OpRead, Path: path, Offset: offset, Length: length}, nil, func(k wire.Kind, p []byte) (bool, error) {
+	err := c.run(ctx, wire.Req{Op: wire.OpRead, Path: path, Offset: offset, Length: length}, nil, nil, func(k wire.Kind, p []byte) (bool, error) {
 		switch k {
 		case wire.Data:
 			if len(data)+len(p) > wire.MaxContent {
@@ -95,7 +95,8 @@ func (c *Client) Chown(ctx context.Context, path, owner string, recursive bool) 
 // report has Op "ready": what happens after it is seen. "overflow" says that
 // changes were dropped.
 func (c *Client) Watch(ctx context.Context, path string, recursive bool, sink func(sandbox.FileChange) error) error {
-	return c.run(ctx, wire.Req{Op: wire.OpWatch, Path: path, Flag: recursive}, nil, func(k wire.Kind, p []byte) (bool, error) {
+	ready := false
+	return c.run(ctx, wire.Req{Op: wire.OpWatch, Path: path, Flag: recursive}, nil, nil, func(k wire.Kind, p []byte) (bool, error) {
 		if k == wire.Reply { // the watched path is gone, or the episode is over
 			return true, nil
 		}
@@ -106,6 +107,10 @@ func (c *Client) Watch(ctx context.Context, path string, recursive bool, sink fu
 		if err := json.Unmarshal(p, &ch); err != nil {
 			return false, err
 		}
+		if ch.Op == "ready" && ready { // watched anew after a checkpoint; what came between was not seen
+			ch.Op = "overflow"
+		}
+		ready = ready || ch.Op == "ready"
 		if err := sink(ch); err != nil {
 			return false, errStop{err}
 		}

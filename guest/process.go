@@ -16,42 +16,71 @@ import (
 func (c *Client) Start(ctx context.Context, spec sandbox.ProcessSpec, offset int64, sink func(sandbox.ProcessEvent) error) error {
 	input := spec.Input
 	spec.Input = nil
-	return c.run(ctx, wire.Req{Op: wire.OpStart, Spec: &spec, Offset: offset}, input, eventFrames(wire.OpStart, sink))
+	ev := &events{op: wire.OpStart, sink: sink}
+	return c.run(ctx, wire.Req{Op: wire.OpStart, Spec: &spec, Offset: offset}, input, ev.resume, ev.frame)
 }
 
 // Attach hands the events of a process to sink: Started, what is held of its
 // output from offset on, then live to its End.
 func (c *Client) Attach(ctx context.Context, execID string, offset int64, sink func(sandbox.ProcessEvent) error) error {
-	return c.run(ctx, wire.Req{Op: wire.OpAttach, ExecID: execID, Offset: offset}, nil, eventFrames(wire.OpAttach, sink))
+	ev := &events{op: wire.OpAttach, sink: sink}
+	return c.run(ctx, wire.Req{Op: wire.OpAttach, ExecID: execID, Offset: offset}, nil, ev.resume, ev.frame)
 }
 
-func eventFrames(op string, sink func(sandbox.ProcessEvent) error) onFrame {
-	return func(k wire.Kind, p []byte) (bool, error) {
-		var ev sandbox.ProcessEvent
-		var err error
-		switch k {
-		case wire.Started:
-			ev.Started = &sandbox.ProcessStarted{}
-			err = json.Unmarshal(p, ev.Started)
-		case wire.Output:
-			ev.Output, err = wire.ParseOutput(p)
-		case wire.Lost:
-			ev.Lost = &sandbox.Lost{}
-			err = json.Unmarshal(p, ev.Lost)
-		case wire.End:
-			ev.End = &sandbox.ProcessEnd{}
-			err = json.Unmarshal(p, ev.End)
-		default:
-			err = unexpected(op, k)
-		}
-		if err != nil {
-			return false, err
-		}
-		if err := sink(ev); err != nil {
-			return false, errStop{err}
-		}
-		return ev.End != nil, nil
+// events takes the frames of one process.
+type events struct {
+	op      string
+	sink    func(sandbox.ProcessEvent) error
+	started string // its exec id; "" before Started
+	next    int64  // offset behind what was handed on; meaningful once more is set
+	more    bool
+}
+
+// resume is what to ask for after the connection was cut: the rest.
+func (e *events) resume(r wire.Req, content []byte) (wire.Req, []byte) {
+	if e.started == "" {
+		return r, content // a start runs once, however often it is sent
 	}
+	r = wire.Req{Op: wire.OpAttach, ExecID: e.started, Offset: r.Offset}
+	if e.more {
+		r.Offset = e.next
+	}
+	return r, nil
+}
+
+func (e *events) frame(k wire.Kind, p []byte) (bool, error) {
+	var ev sandbox.ProcessEvent
+	var err error
+	switch k {
+	case wire.Started:
+		ev.Started = &sandbox.ProcessStarted{}
+		err = json.Unmarshal(p, ev.Started)
+		if err == nil && e.started != "" {
+			return false, nil // of a resumed stream: known
+		}
+		e.started = ev.Started.ExecID
+	case wire.Output:
+		if ev.Output, err = wire.ParseOutput(p); err == nil {
+			e.next, e.more = ev.Output.Offset+int64(len(ev.Output.Data)), true
+		}
+	case wire.Lost:
+		ev.Lost = &sandbox.Lost{}
+		if err = json.Unmarshal(p, ev.Lost); err == nil {
+			e.next, e.more = ev.Lost.To, true
+		}
+	case wire.End:
+		ev.End = &sandbox.ProcessEnd{}
+		err = json.Unmarshal(p, ev.End)
+	default:
+		err = unexpected(e.op, k)
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := e.sink(ev); err != nil {
+		return false, errStop{err}
+	}
+	return ev.End != nil, nil
 }
 
 // SendInput writes to the stdin of a process started with Stdin. It returns

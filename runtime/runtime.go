@@ -28,6 +28,13 @@ type Capabilities struct {
 	Isolated bool // code inside cannot see the host's files, processes or network
 	Limits   bool // CPU, memory, pids and disk limits are enforced
 	Adopt    bool // kernels survive the process that booted them
+
+	// The optional interfaces of a kernel or a blank; see powers.go.
+	Pause      bool // Pauser
+	Checkpoint bool // Checkpointer and Restorer, files
+	Processes  bool // a checkpoint holds processes and memory too
+	Diff       bool // Differ
+	Mount      bool // Mounter
 }
 
 // Driver makes and finds kernels. Safe for concurrent use.

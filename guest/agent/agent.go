@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -39,7 +40,6 @@ const (
 
 // Agent serves the guest protocol. Safe for concurrent use.
 type Agent struct {
-	secret []byte
 	space  Space
 	log    *slog.Logger
 	budget *budget
@@ -50,6 +50,7 @@ type Agent struct {
 	entering sync.Mutex
 
 	mu        sync.Mutex
+	secret    []byte // replaced, never changed in place
 	closed    bool
 	listeners map[net.Listener]struct{}
 	open      map[net.Conn]struct{}
@@ -129,10 +130,11 @@ func (a *Agent) ServeConn(c net.Conn) {
 	defer a.conns.Done()
 	defer a.forget(c)
 	wc := wire.NewConn(c)
-	if err := wc.AcceptAuth(a.secret); err != nil {
+	secret := a.currentSecret()
+	if err := wc.AcceptAuth(secret); err != nil {
 		return
 	}
-	if !a.trust(c) {
+	if !a.trust(c, secret) {
 		return
 	}
 	// The proof goes out at once: a client that never saw it knows that its
@@ -159,12 +161,18 @@ func (a *Agent) admit(c net.Conn) bool {
 	return true
 }
 
-// trust takes an authenticated connection out of the strangers; false if it
-// was pushed out before.
-func (a *Agent) trust(c net.Conn) bool {
+// trust takes a connection authenticated with secret out of the strangers;
+// false if it was pushed out before, or the secret is another by now.
+func (a *Agent) trust(c net.Conn, secret []byte) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.dropStrangerLocked(c)
+	return a.dropStrangerLocked(c) && bytes.Equal(secret, a.secret)
+}
+
+func (a *Agent) currentSecret() []byte {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.secret
 }
 
 func (a *Agent) dropStrangerLocked(c net.Conn) bool {

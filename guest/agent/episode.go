@@ -37,7 +37,6 @@ const (
 type episode struct {
 	space    Space
 	initPID  int
-	env      []string
 	workdir  string
 	user     string
 	token    string // makes marks unique among agents that share a /proc
@@ -46,8 +45,10 @@ type episode struct {
 	initGone <-chan struct{} // nil without an init
 	over     chan struct{}   // closed by leave
 	running  sync.WaitGroup  // processes not yet reaped
+	clock    execClock
 
 	mu     sync.Mutex
+	env    []string // replaced, never changed in place
 	left   bool
 	execs  map[string]*exec // running and recently ended
 	order  []*exec          // of execs, by start
@@ -126,7 +127,7 @@ func (ep *episode) reserve(spec *sandbox.ProcessSpec) (ex *exec, fresh bool, err
 	}
 	ex = &exec{id: spec.ExecID, mark: markKey + "=" + ep.token + ":" + spec.ExecID, ep: ep, log: &outlog{budget: ep.budget},
 		started: make(chan struct{}), done: make(chan struct{}), input: make(chan struct{}, 1),
-		args: listedArgs(spec), user: spec.User, cwd: spec.Cwd, pty: spec.PTY != nil, interactive: spec.PTY != nil || spec.Stdin, startedAt: time.Now()}
+		args: listedArgs(spec), user: spec.User, cwd: spec.Cwd, pty: spec.PTY != nil, interactive: spec.PTY != nil || spec.Stdin, startedAt: time.Now(), stoodAtStart: ep.clock.stood()}
 	if ex.user == "" {
 		ex.user = ep.user
 	}

@@ -36,6 +36,8 @@ type exec struct {
 	user, cwd string
 	pty       bool
 	startedAt time.Time
+	// stoodAtStart is what the episode's clock had stood still for by then.
+	stoodAtStart time.Duration
 
 	interactive bool // a terminal or open stdin: someone waits for every event
 
@@ -46,8 +48,8 @@ type exec struct {
 	pid      int    // leader of the tree, stays after the end
 	reaped   bool   // pid may be another process now
 	wanted   sandbox.Cause
-	asked    unix.Signal // last signal sent through the API
-	deadline *time.Timer
+	asked    unix.Signal    // last signal sent through the API
+	deadline *deadline      // nil without one
 	killing  sync.WaitGroup // trees being killed; the end waits for them
 }
 
@@ -75,7 +77,7 @@ func (ex *exec) launch(spec *sandbox.ProcessSpec, input [][]byte) {
 	ex.child, ex.pid = c, c.pid
 	reset := ex.wanted == sandbox.ResetCause
 	if spec.Timeout > 0 {
-		ex.deadline = time.AfterFunc(spec.Timeout, func() { ex.kill(sandbox.Deadline) })
+		ex.deadline = ex.ep.clock.deadline(spec.Timeout, func() { ex.kill(sandbox.Deadline) })
 	}
 	ex.mu.Unlock()
 	go ex.wait(c)
@@ -129,14 +131,12 @@ func (ex *exec) wait(c *child) {
 		<-p.drained
 	}
 	ex.killing.Wait()
-	end := sandbox.ProcessEnd{End: ex.cause(status), OutputBytes: ex.log.total(), Duration: at.Sub(ex.startedAt)}
+	end := sandbox.ProcessEnd{End: ex.cause(status), OutputBytes: ex.log.total(), Duration: at.Sub(ex.startedAt) - (ex.ep.clock.stood() - ex.stoodAtStart)}
 	end.At = at
 
 	ex.mu.Lock()
 	ex.child = nil
-	if ex.deadline != nil {
-		ex.deadline.Stop()
-	}
+	ex.ep.clock.drop(ex.deadline)
 	ex.mu.Unlock()
 	c.pidfd.Close()
 	if c.stdin != nil && c.term == nil {

@@ -193,6 +193,14 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 	case wire.OpLeave:
 		s.agent.leave()
 		return s.reply(wire.Res{}, nil)
+	case wire.OpFreeze:
+		s.agent.freeze()
+		return s.reply(wire.Res{}, nil)
+	case wire.OpThaw:
+		s.agent.thaw()
+		return s.reply(wire.Res{}, nil)
+	case wire.OpRekey:
+		return s.rekey(r)
 	}
 	ep, err := s.agent.current()
 	if err != nil && r.Op == wire.OpInit {
@@ -242,6 +250,8 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 		return s.reply(res, nil)
 	case wire.OpWatch:
 		return s.watch(ep, r)
+	case wire.OpMount:
+		return s.reply(wire.Res{}, ep.mount(r))
 	}
 	return s.file(ep, r, body)
 }

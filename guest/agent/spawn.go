@@ -292,7 +292,8 @@ func (ep *episode) identity(user string) (ident, error) {
 // environ builds the environment: the container's, the user's, the caller's,
 // the mark. A later entry wins.
 func (ep *episode) environ(spec *sandbox.ProcessSpec, id ident, mark string) (env []string, searchPath string) {
-	vars := make(map[string]string, len(ep.env)+len(spec.Env)+6)
+	base := ep.baseEnv()
+	vars := make(map[string]string, len(base)+len(spec.Env)+6)
 	vars["PATH"] = defaultPath
 	if spec.PTY != nil {
 		vars["TERM"] = defaultTerm
@@ -304,7 +305,7 @@ func (ep *episode) environ(spec *sandbox.ProcessSpec, id ident, mark string) (en
 	if id.name != "" {
 		vars["USER"], vars["LOGNAME"] = id.name, id.name
 	}
-	for _, kv := range ep.env {
+	for _, kv := range base {
 		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
 			vars[k] = v
 		}

@@ -80,11 +80,13 @@ const (
 type Req struct {
 	Op string `json:"op"`
 
-	InitPID    int      `json:"init_pid,omitempty"` // enter
+	InitPID    int      `json:"init_pid,omitempty"` // enter; mount: of the container that has it
 	Env        []string `json:"env,omitempty"`
 	WorkingDir string   `json:"working_dir,omitempty"`
 	User       string   `json:"user,omitempty"` // enter; chown: the owner
 	Pids       int64    `json:"pids,omitempty"` // enter
+
+	Secret []byte `json:"secret,omitempty"` // rekey; with Env and Pids, as enter has them
 
 	Spec   *sandbox.ProcessSpec `json:"spec,omitempty"` // start; its Input travels as content
 	ExecID string               `json:"exec_id,omitempty"`
@@ -126,6 +128,10 @@ const (
 	OpLeave      = "leave"
 	OpInit       = "init"
 	OpWaitInit   = "wait_init"
+	OpFreeze     = "freeze"
+	OpThaw       = "thaw"
+	OpRekey      = "rekey"
+	OpMount      = "mount"
 	OpStart      = "start"
 	OpAttach     = "attach"
 	OpInput      = "input"

@@ -20,12 +20,20 @@ import (
 //
 // The descriptors are the caller's own pipes or files, handed to the sentry as
 // they are: bytes go from the HTTP body to the file inside without touching
-// the loopback. They cannot live across a checkpoint, and need not.
+// the loopback. They cannot live across a checkpoint, which waits for them.
 func (k *Kernel) Bulk(ctx context.Context, op guest.BulkOp, stdin, stdout *os.File) error {
 	const opName = "gvisor.bulk"
+	if err := k.bulks.enter(ctx); err != nil {
+		return sandbox.Errorf(sandbox.Canceled, opName, "%w", err)
+	}
+	defer k.bulks.leave()
 	k.mu.Lock()
 	op.InitPID = k.initPID
+	paused := k.paused
 	k.mu.Unlock()
+	if paused {
+		return k.errPaused(opName)
+	}
 	if op.InitPID == 0 {
 		return sandbox.Errorf(sandbox.Precondition, opName, "kernel %s has no container", k.id)
 	}

@@ -56,6 +56,7 @@ type Driver struct {
 	conf    *config.Config // as the sentry boots; treated as immutable
 	start   *config.Config // as StartRoot sees it: loopback only, see newConf
 	guestfs string         // EROFS with the guest binary
+	build   build          // what checkpoints made here depend on
 	groups  cgroups
 	log     *slog.Logger
 }
@@ -105,13 +106,17 @@ func Open(ctx context.Context, c Config) (*Driver, error) {
 	if d.guestfs, err = buildGuestFS(ctx, dir, c.GuestPath); err != nil {
 		return nil, err
 	}
+	if d.build, err = thisBuild(c.RunscPath, filepath.Base(d.guestfs)); err != nil {
+		return nil, sandbox.Errorf(sandbox.Precondition, op, "%w", err)
+	}
 	return d, nil
 }
 
 func (d *Driver) Name() string { return driverName }
 
 func (d *Driver) Capabilities() runtime.Capabilities {
-	return runtime.Capabilities{Isolated: true, Limits: true, Adopt: true}
+	return runtime.Capabilities{Isolated: true, Limits: true, Adopt: true,
+		Pause: true, Checkpoint: true, Processes: true, Diff: true, Mount: true}
 }
 
 // Close leaves kernels running.

@@ -2,8 +2,13 @@ package gvisor_test
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
+	"fmt"
+	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -49,6 +54,39 @@ func TestConformance(t *testing.T) {
 		// Nothing of a crashed node's driver lives on but the kernels.
 		Crash:  func(d runtime.Driver) { d.Close() },
 		Rootfs: func(t *testing.T) runtime.Rootfs { return image },
+		SmallDir: func(t *testing.T, size int64) string {
+			dir := t.TempDir()
+			if err := unix.Mount("none", dir, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(dir, 0); err != nil {
+					t.Error(err)
+				}
+			})
+			return dir
+		},
+		Dial: func(ctx context.Context, k runtime.Kernel) (net.Conn, error) {
+			return gvisor.Dial(ctx, k.(*gvisor.Kernel))
+		},
+		Secret: func(t *testing.T, k runtime.Kernel) []byte {
+			var saved struct{ Secret string }
+			if err := json.Unmarshal(k.Handle().Data, &saved); err != nil {
+				t.Fatal(err)
+			}
+			b, err := hex.DecodeString(saved.Secret)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		},
+		Erofs: func(t *testing.T, tree string) string {
+			out := filepath.Join(t.TempDir(), "x.erofs")
+			if b, err := exec.Command("mkfs.erofs", "-E", "noinline_data", out, tree).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, b)
+			}
+			return out
+		},
 		Kill: func(t *testing.T, k runtime.Kernel) {
 			var saved struct{ PID int }
 			if err := json.Unmarshal(k.Handle().Data, &saved); err != nil {

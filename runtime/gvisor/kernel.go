@@ -41,6 +41,7 @@ type Kernel struct {
 	guest *guest.Client
 
 	saved saved
+	bulks gate // transfers under way, which a checkpoint must not meet
 
 	done     chan struct{} // closed by finish
 	doneOnce sync.Once
@@ -51,9 +52,11 @@ type Kernel struct {
 	mu         sync.Mutex
 	container  string // id of the user's container inside the kernel, "" before Attach
 	initPID    int
+	image      string // path of the container's image; "" if it was adopted
 	spare      *spare // nil if none is there or being made
 	spareTimer *time.Timer
 	cleaned    chan struct{} // closed unless containers that were left are being destroyed
+	paused     bool
 	destroyed  bool
 }
 
@@ -272,12 +275,24 @@ func (k *Kernel) adopt(ctx context.Context) error {
 	if err := k.watch(); err != nil {
 		return err
 	}
-	init, err := 0, k.connect(ctx)
+	paused, err := k.adoptPaused(ctx)
+	if paused {
+		return nil
+	}
+	init := 0
+	if err == nil {
+		err = k.connect(ctx)
+	}
 	if err == nil {
 		init, err = k.guest.Init(ctx)
 	}
+	if err == nil {
+		err = k.guest.Thaw(ctx) // the process before us may have died amid a checkpoint
+	}
 	if err != nil {
-		k.guest.Close()
+		if k.guest != nil {
+			k.guest.Close()
+		}
 		k.stop()
 		k.watchers.Wait()
 		return fmt.Errorf("asking the guest for its container: %w", err)
@@ -348,6 +363,9 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 	defer k.mu.Unlock()
 	if k.container == "" {
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
+	}
+	if k.paused {
+		return k.errPaused(op)
 	}
 	<-k.cleaned
 	next := k.takeSpareLocked(c)
@@ -466,7 +484,7 @@ func (k *Kernel) enterLocked(ctx context.Context, c runtime.Container, initPID i
 	if err := k.guest.Enter(ctx, inGuest(c, initPID)); err != nil {
 		return fmt.Errorf("the guest cannot enter the container: %w", err)
 	}
-	k.initPID = initPID
+	k.initPID, k.image = initPID, c.Rootfs.Path
 	k.watchInit()
 	return nil
 }
@@ -499,9 +517,9 @@ func (k *Kernel) Stats(ctx context.Context) (sandbox.Stats, error) {
 	}
 	s.Memory += k.saved.BootMemory
 	k.mu.Lock()
-	cid := k.container
+	cid, paused := k.container, k.paused
 	k.mu.Unlock()
-	if cid != "" {
+	if cid != "" && !paused {
 		// The one figure that comes from inside. Without an answer it is left
 		// out: the others are the host's and do not depend on it.
 		if _, tasks, err := k.guest.Processes(ctx); err == nil {

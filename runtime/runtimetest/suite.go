@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -35,6 +36,16 @@ type Factory struct {
 	// Kill ends the kernel from outside as a fault of the host would. nil =
 	// such tests are skipped.
 	Kill func(t *testing.T, k runtime.Kernel)
+	// Erofs makes an EROFS file of a directory. nil = mounts are not tested.
+	Erofs func(t *testing.T, tree string) string
+	// SmallDir is an empty directory on a disk of its own of that size. nil =
+	// a full disk is not tested.
+	SmallDir func(t *testing.T, size int64) string
+	// Dial connects to the guest of a kernel as the driver does, and Secret is
+	// what it would say then. nil = that children cannot be taken for one
+	// another is not tested.
+	Dial   func(ctx context.Context, k runtime.Kernel) (net.Conn, error)
+	Secret func(t *testing.T, k runtime.Kernel) []byte
 }
 
 // patience bounds every wait: it is never reached by what works.
@@ -81,6 +92,23 @@ func Run(t *testing.T, f Factory) {
 		{"DiskLimit", s.testDiskLimit},
 		{"PidsLimit", s.testPidsLimit},
 		{"CPULimit", s.testCPULimit},
+		{"CheckpointFiles", s.testCheckpointFiles},
+		{"CheckpointProcesses", s.testCheckpointProcesses},
+		{"CheckpointKeepsReaders", s.testCheckpointKeepsReaders},
+		{"CheckpointSecrets", s.testCheckpointSecrets},
+		{"CheckpointStop", s.testCheckpointStop},
+		{"CheckpointKilled", s.testCheckpointKilled},
+		{"CheckpointDiskFull", s.testCheckpointDiskFull},
+		{"RestoreRefuses", s.testRestoreRefuses},
+		{"RestoreConcurrent", s.testRestoreConcurrent},
+		{"RestoredAdopt", s.testRestoredAdopt},
+		{"Pause", s.testPause},
+		{"PauseStopsDeadlines", s.testPauseStopsDeadlines},
+		{"PausedDestroy", s.testPausedDestroy},
+		{"PausedAdopt", s.testPausedAdopt},
+		{"PausedCheckpoint", s.testPausedCheckpoint},
+		{"Diff", s.testDiff},
+		{"Mount", s.testMount},
 	} {
 		t.Run(c.name, c.run)
 	}

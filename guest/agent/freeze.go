@@ -1,0 +1,164 @@
+package agent
+
+import (
+	"sync"
+	"time"
+
+	"github.com/cove-sandbox/cove/guest/wire"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// execClock is the time that counts for the processes of an episode: it stands
+// still from freeze to thaw. The kernel's own monotonic clock does not, while a
+// kernel is paused: at the resume every timer that should have fired meanwhile
+// fires at once, before anyone could tell the agent how long it was away. So
+// deadlines are taken down before the pause and put up again after it.
+type execClock struct {
+	mu     sync.Mutex
+	frozen time.Time // zero while it runs
+	still  time.Duration
+	live   map[*deadline]struct{}
+}
+
+// deadline is when an exec is killed.
+type deadline struct {
+	f     func()
+	timer *time.Timer
+	at    time.Time
+	left  time.Duration // while the clock stands
+}
+
+// deadline runs f after d of this clock.
+func (c *execClock) deadline(d time.Duration, f func()) *deadline {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := &deadline{f: f, left: d}
+	if c.live == nil {
+		c.live = map[*deadline]struct{}{}
+	}
+	c.live[t] = struct{}{}
+	if c.frozen.IsZero() {
+		t.start()
+	}
+	return t
+}
+
+func (t *deadline) start() {
+	t.at = time.Now().Add(t.left)
+	t.timer = time.AfterFunc(t.left, t.f)
+}
+
+// drop takes a deadline away; nil is none.
+func (c *execClock) drop(t *deadline) {
+	if t == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.live, t)
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+}
+
+func (c *execClock) freeze() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.frozen.IsZero() {
+		return
+	}
+	c.frozen = time.Now()
+	for t := range c.live {
+		if t.timer.Stop() {
+			t.left, t.timer = time.Until(t.at), nil
+		} else {
+			delete(c.live, t) // it has fired
+		}
+	}
+}
+
+func (c *execClock) thaw() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.frozen.IsZero() {
+		return
+	}
+	c.still += time.Since(c.frozen)
+	c.frozen = time.Time{}
+	for t := range c.live {
+		t.start()
+	}
+}
+
+// stood is how long the clock has stood still so far.
+func (c *execClock) stood() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.frozen.IsZero() {
+		return c.still
+	}
+	return c.still + time.Since(c.frozen)
+}
+
+// freeze readies the agent for a pause or a checkpoint.
+func (a *Agent) freeze() {
+	if ep, err := a.current(); err == nil {
+		ep.clock.freeze()
+	}
+}
+
+// thaw ends a freeze; without one it does nothing.
+func (a *Agent) thaw() {
+	if ep, err := a.current(); err == nil {
+		ep.clock.thaw()
+	}
+}
+
+// minSecret bytes a secret has at least.
+const minSecret = 16
+
+// rekey makes the agent of a restored kernel one of its own: another secret,
+// the environment and the process limit of its sandbox, and a running clock.
+// The answer is the last thing sent under the old secret: all connections made
+// with it end, this one included.
+func (s *session) rekey(r wire.Req) error {
+	if len(r.Secret) < minSecret {
+		return sandbox.InvalidField("secret", "must have at least %d bytes, has %d", minSecret, len(r.Secret))
+	}
+	a := s.agent
+	if ep, err := a.current(); err == nil {
+		if err := ep.space.processes().limit(r.Pids); err != nil {
+			return sandbox.Errorf(sandbox.Unavailable, "guest.rekey", "pids limit: %w", err)
+		}
+		ep.setEnv(r.Env)
+	}
+	a.thaw()
+	a.mu.Lock()
+	a.secret = r.Secret
+	for c := range a.open {
+		if c != s.conn.Conn {
+			c.Close()
+		}
+	}
+	a.mu.Unlock()
+	if err := s.reply(wire.Res{}, nil); err != nil {
+		return err
+	}
+	return errGone
+}
+
+// setEnv replaces the environment that processes start from; nil leaves it.
+func (ep *episode) setEnv(env []string) {
+	if env == nil {
+		return
+	}
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	ep.env = env
+}
+
+func (ep *episode) baseEnv() []string {
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	return ep.env
+}

@@ -1,0 +1,175 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"github.com/cove-sandbox/cove/guest/wire"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const (
+	// parkGrace is how long Park waits for requests that end by themselves.
+	parkGrace = 2 * time.Second
+	// cutGrace is how long it waits for the kernel to let go of a connection.
+	cutGrace = 500 * time.Millisecond
+)
+
+// Hold makes new requests wait (for Release, their context or Close); those
+// under way are left alone. For a paused kernel, whose guest would not answer.
+func (c *Client) Hold() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held == nil {
+		c.held = make(chan struct{})
+	}
+}
+
+// Release ends Hold and Park. It is idempotent.
+func (c *Client) Release() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held != nil {
+		close(c.held)
+		c.held = nil
+	}
+}
+
+// Park is Hold that also ends every connection, for a kernel being
+// checkpointed: what the host holds of a connection is not part of it. Requests
+// that end by themselves are waited for. The others (an attached process, a
+// wait, a watch) are cut off and go on after Release where they were, unknown
+// to the caller. What still runs after a grace, a write to a process that does
+// not read, fails with sandbox.ErrUnavailable.
+func (c *Client) Park(ctx context.Context) error {
+	c.mu.Lock()
+	patience := parkGrace
+	if c.held != nil {
+		patience = 0 // paused: nothing ends by itself
+	}
+	c.mu.Unlock()
+	c.Hold()
+	grace, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		c.mu.Lock()
+		wait, short := c.ended, c.dialing
+		for cn := range c.busy {
+			if !cn.endless {
+				short++
+			}
+		}
+		c.mu.Unlock()
+		if short == 0 {
+			break
+		}
+		select {
+		case <-wait:
+			continue
+		case <-grace.Done():
+		}
+		break
+	}
+	if err := ctx.Err(); err != nil {
+		c.Release()
+		return sandbox.Errorf(sandbox.Canceled, "guest.park", "%w", err)
+	}
+	c.mu.Lock()
+	idle := c.idle
+	c.idle = nil
+	for cn := range c.busy {
+		cn.cut = true
+		hangUp(cn.Conn.Conn)
+	}
+	c.mu.Unlock()
+	for _, i := range idle {
+		hangUp(i.Conn.Conn)
+	}
+	deadline := time.Now().Add(cutGrace)
+	for _, i := range idle {
+		// The kernel's end of it is gone when ours reads the end.
+		i.SetReadDeadline(deadline)
+		_, _ = i.Conn.Conn.Read(make([]byte, 1))
+		i.Close()
+	}
+	late := time.After(time.Until(deadline))
+	for { // a busy connection is read by its request
+		c.mu.Lock()
+		wait, left := c.ended, len(c.busy)
+		c.mu.Unlock()
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-wait:
+		case <-late:
+			return nil // its caller is slow to take what it was sent; the kernel's end is gone all the same
+		}
+	}
+}
+
+// wasCut says whether err is Park's doing.
+func (c *Client) wasCut(cn *conn, err error) bool {
+	var e *sandbox.Error
+	var stop errStop
+	if errors.As(err, &e) || errors.As(err, &stop) {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return cn.cut && !c.closed
+}
+
+// hangUp ends our half of a connection, upon which the kernel ends the other.
+func hangUp(nc net.Conn) {
+	if cw, ok := nc.(interface{ CloseWrite() error }); ok && cw.CloseWrite() == nil {
+		return
+	}
+	nc.Close()
+}
+
+// endless requests run until something happens inside.
+func endless(op string) bool {
+	switch op {
+	case wire.OpStart, wire.OpAttach, wire.OpWait, wire.OpWaitInit, wire.OpWatch:
+		return true
+	}
+	return false
+}
+
+// Freeze stops the clocks of the deadlines of all processes until Thaw.
+func (c *Client) Freeze(ctx context.Context) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpFreeze}, nil)
+	return err
+}
+
+// Thaw ends Freeze; without one it does nothing.
+func (c *Client) Thaw(ctx context.Context) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpThaw}, nil)
+	return err
+}
+
+// Rekey gives the guest of a restored kernel a secret of its own, with the
+// environment and limit of the sandbox it is now. Connections of the old secret
+// end. If it fails, which secret holds is not known.
+func (c *Client) Rekey(ctx context.Context, secret []byte, ct Container) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpRekey, Secret: secret, Env: ct.Env, Pids: ct.Pids}, nil)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dropIdleLocked()
+	c.secret = secret
+	return nil
+}
+
+// Mount moves the mount at from, in the container of another init, to an
+// absolute path of the container being served. No part of path may be a
+// symlink; missing directories are made.
+func (c *Client) Mount(ctx context.Context, initPID int, from, path string) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpMount, InitPID: initPID, To: from, Path: path}, nil)
+	return err
+}

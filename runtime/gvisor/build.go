@@ -1,0 +1,101 @@
+package gvisor
+
+import (
+	"debug/buildinfo"
+	"fmt"
+	goruntime "runtime"
+	"slices"
+	"strings"
+
+	"gvisor.dev/gvisor/pkg/cpuid"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const gvisorModule = "gvisor.dev/gvisor"
+
+// build is what a checkpoint depends on beside its files. The state of a sentry
+// is only understood by the same gVisor; the guest's code is mapped from its
+// file, not saved; and programs inside have looked at the CPU and chosen their
+// instructions.
+type build struct {
+	gvisor, guest, arch, line string
+	cpu                       []string
+}
+
+// thisBuild is what this machine and its binaries are.
+func thisBuild(runsc, guestHash string) (build, error) {
+	info, err := buildinfo.ReadFile(runsc)
+	if err != nil {
+		return build{}, fmt.Errorf("version of %s: %w", runsc, err)
+	}
+	b := build{guest: guestHash, arch: goruntime.GOARCH}
+	for _, m := range append(info.Deps, &info.Main) {
+		if m.Path == gvisorModule {
+			b.gvisor = m.Version
+			if m.Replace != nil {
+				b.gvisor = m.Replace.Version
+			}
+		}
+	}
+	if b.gvisor == "" {
+		return build{}, fmt.Errorf("%s does not say which gVisor it is", runsc)
+	}
+	cpuid.Initialize()
+	host := cpuid.HostFeatureSet()
+	b.cpu = strings.Fields(host.FlagString())
+	slices.Sort(b.cpu)
+	b.line = cacheLine(host)
+	return b, nil
+}
+
+func (b build) String() string {
+	return fmt.Sprintf("gvisor=%s;guest=%s;arch=%s;line=%s;cpu=%s", b.gvisor, b.guest, b.arch, b.line, strings.Join(b.cpu, ","))
+}
+
+func parseBuild(s string) build {
+	var b build
+	for part := range strings.SplitSeq(s, ";") {
+		key, value, _ := strings.Cut(part, "=")
+		switch key {
+		case "gvisor":
+			b.gvisor = value
+		case "guest":
+			b.guest = value
+		case "arch":
+			b.arch = value
+		case "line":
+			b.line = value
+		case "cpu":
+			b.cpu = strings.Split(value, ",")
+		}
+	}
+	return b
+}
+
+// restores says whether a checkpoint of was can go on here.
+func (b build) restores(was build) error {
+	refuse := func(format string, args ...any) error {
+		return sandbox.Errorf(sandbox.Precondition, "gvisor.restore", format, args...).
+			WithHint("processes and memory cannot go on here; the files of the snapshot can still be used")
+	}
+	var missing []string
+	for _, f := range was.cpu {
+		if _, ok := slices.BinarySearch(b.cpu, f); !ok {
+			missing = append(missing, f)
+		}
+	}
+	switch {
+	case was.gvisor != b.gvisor:
+		return refuse("the checkpoint was made by gVisor %q, this is %q", was.gvisor, b.gvisor)
+	case was.guest != b.guest:
+		return refuse("the checkpoint was made with guest %q, this node has %q", was.guest, b.guest)
+	case was.arch != b.arch:
+		return refuse("the checkpoint is of a %q CPU, this is %q", was.arch, b.arch)
+	case len(missing) > 0:
+		return refuse("this CPU lacks what the checkpoint's had: %s", strings.Join(missing, " "))
+	case was.line != b.line:
+		return refuse("the checkpoint's CPU had cache lines of %s bytes, this has %s", was.line, b.line)
+	}
+	return nil
+}

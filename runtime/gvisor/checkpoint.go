@@ -1,0 +1,241 @@
+package gvisor
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/state/statefile"
+	gvsandbox "gvisor.dev/gvisor/runsc/sandbox"
+
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const checkpointVersion = 1
+
+// checkpointed is the driver's part of a checkpoint.
+type checkpointed struct {
+	Secret  string  `json:"secret"` // the guest has when it wakes, hex
+	InitPID int     `json:"init_pid"`
+	Image   string  `json:"image"` // its superblockID; "" where that was not known
+	Mounts  []mount `json:"mounts,omitempty"`
+}
+
+var (
+	_ runtime.Checkpointer = (*Kernel)(nil)
+	_ runtime.Restorer     = (*blank)(nil)
+)
+
+// Checkpoint writes the kernel's state. See runtime.Checkpointer.
+//
+// Pages go uncompressed into a file of their own, so that a restore can read
+// them while the kernel already runs. Nothing is synced to disk here: who keeps
+// a checkpoint hashes and syncs it, without the kernel waiting for that.
+func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.CheckpointOptions) (cp runtime.Checkpoint, err error) {
+	const op = "gvisor.checkpoint"
+	k.mu.Lock()
+	container, init, image, paused := k.container, k.initPID, k.image, k.paused
+	k.mu.Unlock()
+	if container == "" || init == 0 {
+		return cp, sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
+	}
+	if ents, err := os.ReadDir(dir); err != nil || len(ents) > 0 {
+		return cp, sandbox.InvalidField("dir", "%s must be an empty directory (%d entries, %v)", dir, len(ents), err)
+	}
+	var imageID string
+	if image != "" {
+		if imageID, err = superblockID(image); err != nil {
+			return cp, k.explain(op, err)
+		}
+	}
+	data, err := json.Marshal(checkpointed{Secret: k.saved.Secret, InitPID: init, Image: imageID, Mounts: k.mounts(container)})
+	if err != nil {
+		return cp, sandbox.Errorf(sandbox.Internal, op, "%w", err)
+	}
+	if err := k.bulks.shut(ctx); err != nil {
+		return cp, sandbox.Errorf(sandbox.Canceled, op, "waiting for transfers to end: %w", err)
+	}
+	defer k.bulks.open()
+	defer k.withoutSpare()()
+
+	// Resume always: without it gVisor kills the kernel even if it could not
+	// save it. To stop, it is paused first and killed after.
+	switch {
+	case paused:
+	case opt.Stop:
+		if err := k.Pause(ctx); err != nil {
+			return cp, sandbox.WithOp(op, err)
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, k.Resume(context.WithoutCancel(ctx)))
+			}
+		}()
+	default:
+		if err := k.guest.Freeze(ctx); err != nil {
+			return cp, k.explain(op, err)
+		}
+		defer k.wake(ctx)
+	}
+	if err := k.guest.Park(ctx); err != nil {
+		return cp, k.explain(op, err)
+	}
+	var files []string
+	for try := 1; ; try++ {
+		if files, err = k.save(ctx, dir); err == nil {
+			break
+		}
+		err = k.failedCheckpoint(op, dir, err)
+		// The sentry cannot save what forwards a connection, and lets go of
+		// that a moment after we did.
+		if try >= saves || sandbox.ClassOf(err) != sandbox.Unavailable || isClosed(k.done) {
+			return cp, err
+		}
+		time.Sleep(time.Duration(try) * 10 * time.Millisecond)
+	}
+	if opt.Stop {
+		k.finish(sandbox.KilledByUser, "stopped with a checkpoint")
+		if err := killAndWait(k.saved.PID, time.Now().Add(10*time.Second)); err != nil {
+			return cp, k.explain(op, err)
+		}
+	}
+	return runtime.Checkpoint{Version: checkpointVersion, Driver: driverName, Build: k.d.build.String(), Files: files, Data: data}, nil
+}
+
+// saves is how often a checkpoint is tried.
+const saves = 3
+
+// save is one try.
+func (k *Kernel) save(ctx context.Context, dir string) ([]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, sandbox.Errorf(sandbox.Canceled, "", "%w", err)
+	}
+	err := k.sb.Checkpoint(k.d.conf, k.id, dir, gvsandbox.CheckpointOpts{
+		Compression: statefile.CompressionLevelNone, Resume: true, ExcludeCommittedZeroPages: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return ownFiles(dir)
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// failedCheckpoint empties dir and finds the class of the failure. The error of
+// the sentry is text, so whether its disk is full is asked of the disk.
+func (k *Kernel) failedCheckpoint(op, dir string, err error) error {
+	full := probeSpace(dir)
+	ents, _ := os.ReadDir(dir)
+	for _, e := range ents {
+		if rerr := os.RemoveAll(filepath.Join(dir, e.Name())); rerr != nil {
+			err = errors.Join(err, rerr)
+		}
+	}
+	if full != nil {
+		return sandbox.Errorf(sandbox.DiskFull, op, "kernel %s: %w", k.id, errors.Join(full, err)).WithHint("make room and try again; the sandbox goes on")
+	}
+	return k.explain(op, err)
+}
+
+// probeSize of room a disk has that is not full.
+const probeSize = 1 << 20
+
+// probeSpace is the error a disk gives that has no room.
+func probeSpace(dir string) error {
+	f, err := os.CreateTemp(dir, "probe-*")
+	if err == nil {
+		defer os.Remove(f.Name())
+		defer f.Close()
+		err = unix.Fallocate(int(f.Fd()), 0, 0, probeSize)
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return err
+	}
+	return nil
+}
+
+// ownFiles lists what the sentry wrote and takes it away from others: memory
+// and the guest's secret are in it.
+func ownFiles(dir string) ([]string, error) {
+	ents, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range ents {
+		if err := os.Chmod(filepath.Join(dir, e.Name()), 0o600); err != nil {
+			return nil, err
+		}
+		names = append(names, e.Name())
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// withoutSpare destroys the spare container and keeps the next from being made
+// until the returned function is called: a checkpoint counts containers.
+func (k *Kernel) withoutSpare() (again func()) {
+	k.mu.Lock()
+	if k.spareTimer != nil {
+		k.spareTimer.Stop()
+	}
+	s := k.spare
+	none := &spare{ready: make(chan struct{}), err: errors.New("no spare during a checkpoint")}
+	close(none.ready)
+	k.spare = none
+	cleaned := k.cleaned
+	k.mu.Unlock()
+	<-cleaned
+	if s != nil {
+		<-s.ready
+		k.mu.Lock()
+		k.cleanLocked([]string{s.cid})
+		cleaned = k.cleaned
+		k.mu.Unlock()
+		<-cleaned
+	}
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.spare == none {
+			k.spare = nil
+			if s != nil && !k.destroyed {
+				k.spareSoonLocked(s.c)
+			}
+		}
+	}
+}
+
+// superblockID is the hash of an EROFS superblock, which has a checksum or a
+// UUID of the content in it. gVisor compares the same block when it restores,
+// and panics.
+func superblockID(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", sandbox.Errorf(sandbox.ImageNotFound, "", "image content: %w", err)
+	}
+	defer f.Close()
+	const offset, size = 1024, 128
+	b := make([]byte, size)
+	if _, err := f.ReadAt(b, offset); err != nil {
+		return "", fmt.Errorf("superblock: %w", err)
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:16]), nil
+}

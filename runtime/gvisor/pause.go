@@ -1,0 +1,163 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+var _ runtime.Pauser = (*Kernel)(nil)
+
+// pauseMark is what lies in a paused kernel's directory. The sentry cannot be
+// asked whether it is paused, its guest does not answer then, and to resume one
+// that is not paused kills it: so it is written down before and after.
+type pauseMark struct {
+	Settled   bool   `json:"settled"` // false while a pause or a resume is under way
+	Container string `json:"container"`
+	InitPID   int    `json:"init_pid"`
+}
+
+func (k *Kernel) pauseFile() string { return filepath.Join(k.dir(), "paused") }
+
+func (k *Kernel) markPause(settled bool) error {
+	k.mu.Lock()
+	m := pauseMark{Settled: settled, Container: k.container, InitPID: k.initPID}
+	k.mu.Unlock()
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	tmp := k.pauseFile() + ".new"
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, k.pauseFile())
+}
+
+// Paused says whether the kernel stands still. See runtime.Pauser.
+func (k *Kernel) Paused() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.paused
+}
+
+// Pause freezes the kernel. See runtime.Pauser.
+func (k *Kernel) Pause(ctx context.Context) (err error) {
+	const op = "gvisor.pause"
+	if k.Paused() {
+		return nil
+	}
+	if err := k.guest.Freeze(ctx); err != nil {
+		return k.explain(op, err)
+	}
+	k.guest.Hold()
+	if err = k.markPause(false); err == nil {
+		err = k.sb.Pause(k.id)
+	}
+	if err != nil {
+		_ = os.Remove(k.pauseFile())
+		k.wake(ctx)
+		return k.explain(op, err)
+	}
+	k.mu.Lock()
+	k.paused = true
+	k.mu.Unlock()
+	if err := k.markPause(true); err != nil {
+		return k.explain(op, err)
+	}
+	return nil
+}
+
+// Resume lets a paused kernel run. See runtime.Pauser.
+func (k *Kernel) Resume(ctx context.Context) error {
+	const op = "gvisor.resume"
+	if !k.Paused() {
+		return nil
+	}
+	if err := k.markPause(false); err != nil {
+		return k.explain(op, err)
+	}
+	if err := k.sb.Resume(k.id); err != nil {
+		return k.explain(op, err)
+	}
+	k.mu.Lock()
+	k.paused = false
+	k.mu.Unlock()
+	if err := os.Remove(k.pauseFile()); err != nil {
+		return k.explain(op, err)
+	}
+	k.wake(ctx)
+	return nil
+}
+
+// wake lets requests through and deadlines run again, which must happen even
+// if the caller has left.
+func (k *Kernel) wake(ctx context.Context) {
+	k.guest.Release()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wakeWait)
+	defer cancel()
+	if err := k.guest.Thaw(ctx); err != nil {
+		k.d.log.Warn("the guest does not thaw", "kernel", k.id, "err", err)
+	}
+}
+
+const (
+	// wakeWait bounds how long a kernel gets to answer after standing still.
+	wakeWait = 20 * time.Second
+	// unsettledWait is how long one that may be paused gets to show it is not.
+	unsettledWait = 3 * time.Second
+)
+
+// adoptPaused takes back a kernel that stands still; false if it runs.
+func (k *Kernel) adoptPaused(ctx context.Context) (bool, error) {
+	b, err := os.ReadFile(k.pauseFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	var m pauseMark
+	if err == nil {
+		err = json.Unmarshal(b, &m)
+	}
+	if err != nil {
+		return false, err
+	}
+	secret, err := hex.DecodeString(k.saved.Secret)
+	if err != nil {
+		return false, err
+	}
+	k.guest = guest.NewClient(k.dial, secret)
+	if !m.Settled {
+		// Our process died within a millisecond's work. Running, it answers.
+		pctx, cancel := context.WithTimeout(ctx, unsettledWait)
+		defer cancel()
+		if k.guest.Ping(pctx) == nil {
+			k.guest.Close()
+			return false, os.Remove(k.pauseFile())
+		}
+		if err := ctx.Err(); err != nil {
+			k.guest.Close()
+			return false, err
+		}
+	}
+	k.guest.Hold()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.paused, k.container, k.initPID = true, m.Container, m.InitPID
+	if m.InitPID != 0 {
+		k.watchInit()
+	}
+	return true, nil
+}
+
+// errPaused is the answer to what needs a kernel that runs.
+func (k *Kernel) errPaused(op string) error {
+	return sandbox.Errorf(sandbox.Precondition, op, "kernel %s is paused", k.id).WithHint("resume it first")
+}

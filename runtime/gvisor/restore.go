@@ -1,0 +1,165 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strconv"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"gvisor.dev/gvisor/pkg/sentry/pgalloc"
+	"gvisor.dev/gvisor/runsc/specutils"
+
+	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Restore lets a blank kernel go on from a checkpoint. See runtime.Restorer.
+//
+// Pages are read in the background, those that are touched first. The sentry
+// has the file open until then, so that its name may go away; if its content
+// does, the kernel ends.
+func (b *blank) Restore(ctx context.Context, dir string, cp runtime.Checkpoint, c runtime.Container) (runtime.Kernel, error) {
+	const op = "gvisor.restore"
+	was, err := b.d.restorable(cp, c)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range cp.Files {
+		if st, err := os.Lstat(filepath.Join(dir, filepath.Base(name))); err != nil || !st.Mode().IsRegular() {
+			return nil, sandbox.Errorf(sandbox.Precondition, op, "the checkpoint in %s has no file %q: %v", dir, name, err)
+		}
+	}
+	if err := b.goOn(ctx, b.spec, dir, was, c); err != nil {
+		return nil, b.undo(ctx, op, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, b.undo(ctx, op, err)
+	}
+	return b.Kernel, nil
+}
+
+// restorable checks all that can be known without touching a kernel.
+func (d *Driver) restorable(cp runtime.Checkpoint, c runtime.Container) (was checkpointed, err error) {
+	const op = "gvisor.restore"
+	if cp.Driver != driverName || cp.Version != checkpointVersion {
+		return was, sandbox.Errorf(sandbox.Precondition, op, "checkpoint %s version %d is not for this driver", cp.Driver, cp.Version).
+			WithHint("the files of the snapshot can still be used")
+	}
+	if err := d.build.restores(parseBuild(cp.Build)); err != nil {
+		return was, err
+	}
+	if err := json.Unmarshal(cp.Data, &was); err != nil {
+		return was, sandbox.Errorf(sandbox.Corrupt, op, "checkpoint: %w", err)
+	}
+	if _, err := hex.DecodeString(was.Secret); err != nil || was.InitPID <= 0 {
+		return was, sandbox.Errorf(sandbox.Corrupt, op, "checkpoint without a guest (%v)", err)
+	}
+	image, err := superblockID(c.Rootfs.Path)
+	if err != nil {
+		return was, sandbox.WithOp(op, err)
+	}
+	if was.Image != "" && was.Image != image {
+		return was, sandbox.Errorf(sandbox.Precondition, op, "%s is not the image the checkpoint was made on", c.Rootfs.Path)
+	}
+	for _, m := range was.Mounts {
+		if id, err := superblockID(m.Source); err != nil || id != m.ID {
+			return was, sandbox.Errorf(sandbox.Precondition, op, "%s, mounted at %s in the checkpoint, is not there or another (%v)", m.Source, m.Path, err)
+		}
+	}
+	return was, nil
+}
+
+// goOn is Restore without the cleaning up.
+func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was checkpointed, c runtime.Container) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	// Memory is limited from the start; the CPU only once it runs, for a share
+	// of a core would make the restore itself slow.
+	wide := c.Resources
+	wide.MilliCPU = int64(goruntime.NumCPU()) * 1000
+	if err := k.d.groups.limit(k.id, wide); err != nil {
+		return err
+	}
+	// network=none gives it the loopback, as at a start: see newConf.
+	if err := k.sb.Restore(k.d.start, root, k.id, dir, false /* direct */, true /* background */, nil); err != nil {
+		return err
+	}
+	cid := containerName(1)
+	if err := k.restoreContainer(c, cid, was.Mounts); err != nil {
+		return err
+	}
+	k.container = cid // and runs, also if its source was paused: gVisor does not save that
+	own := k.saved.Secret
+	k.saved.Secret = was.Secret
+	err := k.connect(ctx)
+	k.saved.Secret = own
+	if err != nil {
+		return err
+	}
+	secret, err := hex.DecodeString(own)
+	if err != nil {
+		return err
+	}
+	if err := k.guest.Rekey(ctx, secret, guest.Container{Env: environ(c), Pids: c.Resources.Pids}); err != nil {
+		return fmt.Errorf("giving the guest its secret: %w", err)
+	}
+	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
+		return err
+	}
+	k.initPID, k.image = was.InitPID, c.Rootfs.Path
+	k.watchInit()
+	return nil
+}
+
+// restoreContainer names the files of the user's container, the last that the
+// sentry needs; it runs when this returns.
+func (k *Kernel) restoreContainer(c runtime.Container, cid string, mounts []mount) error {
+	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), k.d.guestfs)
+	files := []string{c.Rootfs.Path, k.d.guestfs}
+	confs := []specutils.GoferMountConf{
+		{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(c.Resources.Disk, 10)},
+		{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
+	}
+	for _, m := range mounts {
+		spec.Mounts = append(spec.Mounts, m.spec())
+		files = append(files, m.Source)
+		confs = append(confs, specutils.GoferMountConf{Lower: specutils.Erofs, Upper: specutils.NoOverlay})
+	}
+	var images []*os.File
+	defer func() {
+		for _, f := range images {
+			f.Close()
+		}
+	}()
+	for _, p := range files {
+		f, err := os.Open(p)
+		if err != nil {
+			return err
+		}
+		images = append(images, f)
+	}
+	layer, err := os.OpenFile(k.layer(cid), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer layer.Close()
+	pgalloc.IMAWorkAroundForMemFile(layer.Fd())
+	stdin, err := os.Open(k.d.stdio())
+	if err != nil {
+		return err
+	}
+	defer stdin.Close()
+	if err := k.sb.CreateSubcontainer(k.d.conf, cid, nil); err != nil {
+		return err
+	}
+	if err := k.sb.RestoreSubcontainer(spec, k.d.conf, cid, []*os.File{stdin, stdin, stdin}, images, []*os.File{layer}, nil, confs); err != nil {
+		return err
+	}
+	return k.keepMounts(cid, mounts)
+}
