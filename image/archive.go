@@ -38,7 +38,7 @@ func (l *Library) ImportTar(ctx context.Context, r io.Reader, progress func(sand
 			side, err = b.importDocker(a, want)
 		default:
 			b.progress.step("flatten", 0, a.size)
-			err = b.applySpooled(b.ctx, &counted{io.NewSectionReader(a.f, 0, a.size), b.progress}, a.f, io.Discard, false)
+			err = b.applySpooled(b.ctx, &counted{io.NewSectionReader(a.f, 0, a.size), b.progress}, a.f, io.Discard, formRoot)
 		}
 		side.Image.Source = "tar"
 		return side, err

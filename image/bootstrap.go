@@ -270,7 +270,7 @@ func (b *build) runTar(cmd *exec.Cmd, tail *lastLines) error {
 		}
 		io.Copy(io.Discard, stderr) // a line too long for the scanner must not block the child
 	}()
-	tarErr := b.apply(b.ctx, stdout, false)
+	tarErr := b.apply(b.ctx, stdout, formRoot)
 	if tarErr != nil {
 		kill()
 	}

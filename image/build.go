@@ -1,12 +1,9 @@
 package image
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"io"
 	"os"
 	"runtime"
 
@@ -22,6 +19,7 @@ type build struct {
 	ctx      context.Context
 	ws       *workspace
 	progress *reporter
+	prepare  func() error // the tree, before it is written; complete unless said otherwise
 }
 
 // build runs make in a fresh workspace and commits what it describes. Whatever
@@ -43,6 +41,7 @@ func (l *Library) build(ctx context.Context, op string, progress func(sandbox.Pr
 		}
 	}()
 	b := &build{lib: l, ctx: ctx, ws: ws, progress: newReporter(progress), flattener: newFlattener(l.limits, ws)}
+	b.prepare = b.complete
 	defer b.flattener.close()
 	side, err := make(b)
 	if err == nil {
@@ -59,10 +58,10 @@ func (l *Library) build(ctx context.Context, op string, progress func(sandbox.Pr
 // file, fsync, rename, fsync of the directory. The sidecar goes first, so an
 // image that can be seen always has one.
 func (b *build) commit(side sidecar) (sidecar, error) {
-	if err := b.complete(); err != nil {
+	if err := b.prepare(); err != nil {
 		return side, err
 	}
-	if side.Image.Platform == "" {
+	if side.Image.Platform == "" && side.Image.Source != SourceData {
 		side.Image.Platform = "linux/" + runtime.GOARCH
 	}
 	side.Notes = b.notes
@@ -87,6 +86,9 @@ func (b *build) commit(side sidecar) (sidecar, error) {
 	old, oldErr := b.lib.sidecar(side.Image.ID)
 	if oldErr == nil && side.Recipe == "" {
 		side.Recipe = old.Recipe // the content is still what that recipe made
+	}
+	if oldErr == nil && side.Image.Source == SourceDerived {
+		side.Image.Source = old.Image.Source // no changes at all
 	}
 	data, err := json.MarshalIndent(side, "", "  ")
 	if err != nil {
@@ -136,19 +138,20 @@ func (b *build) writeImage(path string, uuid [16]byte) (digest string, size int6
 		return "", 0, err
 	}
 	defer f.Close()
-	sum := sha256.New()
-	w := bufio.NewWriterSize(&progressWriter{b.ctx, io.MultiWriter(f, sum), b.progress}, 1<<20)
+	w := newSink(b.ctx, f, b.progress)
+	defer w.close()
 	if size, err = erofs.Write(w, b.root, uuid); err != nil {
-		return "", 0, err
-	}
-	if err := w.Flush(); err != nil {
 		return "", 0, err
 	}
 	// Read-only: an image never changes, and the sentry opens it that way.
 	if err := f.Chmod(0o400); err != nil {
 		return "", 0, err
 	}
-	return hex.EncodeToString(sum.Sum(nil)), size, f.Sync()
+	if err := f.Sync(); err != nil {
+		return "", 0, err
+	}
+	digest, err = w.digest() // last: it is computed while the disk works
+	return digest, size, err
 }
 
 func writeSynced(path string, data []byte) error {
@@ -161,20 +164,4 @@ func writeSynced(path string, data []byte) error {
 		return err
 	}
 	return f.Sync()
-}
-
-// progressWriter reports what passes and ends with its context.
-type progressWriter struct {
-	ctx      context.Context
-	w        io.Writer
-	progress *reporter
-}
-
-func (p *progressWriter) Write(b []byte) (int, error) {
-	if err := p.ctx.Err(); err != nil {
-		return 0, err
-	}
-	n, err := p.w.Write(b)
-	p.progress.add(int64(n))
-	return n, err
 }

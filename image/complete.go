@@ -14,10 +14,19 @@ const hostName = "cove"
 
 const hostsLines = "127.0.0.1 localhost " + hostName + "\n::1 localhost " + hostName + "\n"
 
-// complete adds what a sandbox needs and an image may lack: mount points,
-// because nothing can be made in a read-only root before they are mounted, and
+// complete adds what a sandbox needs and an image may lack: mount points and
 // the files a container runtime would bind-mount.
 func (f *flattener) complete() error {
+	if err := f.mountPoints(); err != nil {
+		return err
+	}
+	return f.hostFiles()
+}
+
+// mountPoints are made because nothing can be in a read-only root before they
+// are mounted. A derived image gets no more than these: what its sandbox did
+// to /etc is its own affair.
+func (f *flattener) mountPoints() error {
 	for _, name := range []string{"proc", "dev", "sys"} {
 		// Replaced even where it is a symlink to a directory: the mounts
 		// below the image are the host's choice, not the image's.
@@ -34,6 +43,10 @@ func (f *flattener) complete() error {
 			}
 		}
 	}
+	return nil
+}
+
+func (f *flattener) hostFiles() error {
 	if n := f.lookup("/etc"); n == nil || !n.IsDir() {
 		if err := f.put(f.root, "etc", erofs.NewDir(0o755, 0, 0)); err != nil {
 			return err

@@ -42,6 +42,9 @@ type entry struct {
 	name string
 }
 
+// tarBlock is the unit of a tar.
+const tarBlock = 512
+
 // maxXattrNotes bounds the list in the sidecar.
 const maxXattrNotes = 1000
 
@@ -66,34 +69,53 @@ func (f *flattener) newSpool() (*os.File, error) {
 	return s, err
 }
 
-// apply reads one uncompressed layer to its end. With whiteouts set, ".wh."
-// names take away what lower layers brought (OCI image-spec, layer.md); a
-// plain root file system has no such names.
-func (f *flattener) apply(ctx context.Context, layer io.Reader, whiteouts bool) error {
+// form says what the entries of a tar mean.
+type form int
+
+const (
+	formRoot  form = iota // a root file system: every name is a file
+	formLayer             // an OCI layer: ".wh." names take away what lower layers brought (image-spec, layer.md)
+	formPlain             // a directory as it is; the tar has to have its end mark
+	formDiff              // changes to an image, in the overlay's form or OCI's; the tar has to have its end mark
+)
+
+// apply reads one uncompressed layer to its end.
+func (f *flattener) apply(ctx context.Context, layer io.Reader, form form) error {
 	spool, err := f.newSpool()
 	if err != nil {
 		return err
 	}
-	return f.applySpooled(ctx, layer, spool, spool, whiteouts)
+	return f.applySpooled(ctx, layer, spool, spool, form)
 }
 
 // applySpooled reads a layer that is, or through w becomes, the content of
 // spool.
-func (f *flattener) applySpooled(ctx context.Context, layer io.Reader, spool *os.File, w io.Writer, whiteouts bool) error {
+func (f *flattener) applySpooled(ctx context.Context, layer io.Reader, spool *os.File, w io.Writer, form form) error {
 	f.touched, f.dropped = map[entry]struct{}{}, map[string]struct{}{}
 	in := &spooler{ctx: ctx, r: layer, w: w, left: f.limits.Unpacked - f.unpacked, limit: f.limits.Unpacked}
 	tr := tar.NewReader(in)
+	end := int64(0) // of the entries so far
 	for {
 		hdr, err := tr.Next()
 		if err == io.EOF {
 			break
 		}
+		if err == nil {
+			err = f.applyEntry(hdr, tr, in, spool, form)
+		}
+		if err == nil && form >= formPlain {
+			_, err = io.Copy(io.Discard, tr)
+			end = (in.n + tarBlock - 1) / tarBlock * tarBlock
+		}
 		if err != nil {
 			return tarError(ctx, in, err)
 		}
-		if err := f.applyEntry(hdr, tr, in, spool, whiteouts); err != nil {
-			return tarError(ctx, in, err)
-		}
+	}
+	// archive/tar takes a stream that stops between two entries for a whole
+	// one. A layer has a digest against that; the tar of a snapshot has only
+	// its end mark.
+	if form >= formPlain && in.err == nil && in.n < end+tarBlock {
+		return invalid("the tar stops after %d bytes without its end mark", in.n)
 	}
 	// What follows the end mark still counts for the layer's digest.
 	if _, err := io.Copy(io.Discard, in); err != nil {
@@ -117,7 +139,7 @@ func tarError(ctx context.Context, in *spooler, err error) error {
 	return err
 }
 
-func (f *flattener) applyEntry(hdr *tar.Header, tr *tar.Reader, in *spooler, spool *os.File, whiteouts bool) error {
+func (f *flattener) applyEntry(hdr *tar.Header, tr *tar.Reader, in *spooler, spool *os.File, form form) error {
 	if hdr.Typeflag == tar.TypeXGlobalHeader {
 		return nil
 	}
@@ -132,7 +154,7 @@ func (f *flattener) applyEntry(hdr *tar.Header, tr *tar.Reader, in *spooler, spo
 		return setMeta(f.root, hdr)
 	}
 	base := parts[len(parts)-1]
-	if whiteouts && strings.HasPrefix(base, ".wh.") {
+	if form == formLayer && strings.HasPrefix(base, ".wh.") || form == formDiff && isEmptyWhiteout(hdr, base) {
 		return f.whiteout(parts[:len(parts)-1], base)
 	}
 	n := &erofs.Node{}
@@ -152,8 +174,17 @@ func (f *flattener) applyEntry(hdr *tar.Header, tr *tar.Reader, in *spooler, spo
 	case tar.TypeFifo:
 		n.Mode = erofs.TypeFIFO
 	case tar.TypeLink:
-		return f.hardLink(parts, hdr)
+		return f.hardLink(parts, hdr, form)
 	case tar.TypeChar, tar.TypeBlock:
+		if form == formDiff {
+			if isOverlayWhiteout(hdr) {
+				return f.overlayWhiteout(parts)
+			}
+			if err := setDevice(n, hdr); err != nil {
+				return err
+			}
+			break
+		}
 		// gVisor brings its own /dev, and a device of a stranger's choice is
 		// nothing to pass on. What it would have replaced goes, as on a disk.
 		f.notes.Devices++
@@ -170,12 +201,17 @@ func (f *flattener) applyEntry(hdr *tar.Header, tr *tar.Reader, in *spooler, spo
 	if err := setMeta(n, hdr); err != nil {
 		return err
 	}
-	f.noteXattrs(parts, hdr)
+	f.noteXattrs(parts, hdr, form)
 	dir, err := f.walk(parts[:len(parts)-1], true)
 	if err != nil {
 		return err
 	}
 	if old := dir.Child(base); old != nil && old.IsDir() && n.IsDir() {
+		if form == formDiff && isOpaque(hdr) {
+			for _, child := range old.Names() {
+				f.hide(old, child)
+			}
+		}
 		f.touched[entry{dir, base}] = struct{}{}
 		return setMeta(old, hdr) // a directory named again keeps its content
 	}
@@ -254,12 +290,15 @@ func isSparse(hdr *tar.Header) bool {
 
 // hardLink gives an existing node of the image another name. The target is
 // resolved in the tree, so it can only be a file of this image.
-func (f *flattener) hardLink(parts []string, hdr *tar.Header) error {
+func (f *flattener) hardLink(parts []string, hdr *tar.Header, form form) error {
 	target, err := splitPath(hdr.Linkname, f.limits.Depth)
 	if err != nil {
 		return err
 	}
 	if _, gone := f.dropped[strings.Join(target, "/")]; gone {
+		if form == formDiff {
+			return f.overlayWhiteout(parts)
+		}
 		return f.drop(parts)
 	}
 	var n *erofs.Node
@@ -327,10 +366,10 @@ func (f *flattener) hide(dir *erofs.Node, name string) (kept bool) {
 	return kept
 }
 
-func (f *flattener) noteXattrs(parts []string, hdr *tar.Header) {
+func (f *flattener) noteXattrs(parts []string, hdr *tar.Header, form form) {
 	for k, v := range hdr.PAXRecords {
-		name, ok := strings.CutPrefix(k, "SCHILY.xattr.")
-		if !ok {
+		name, ok := strings.CutPrefix(k, paxXattr)
+		if !ok || form == formDiff && strings.HasPrefix(name, overlayXattr) {
 			continue
 		}
 		f.notes.Xattrs++

@@ -220,7 +220,7 @@ func (b *build) applyLayer(diff v1.Hash, open func() (io.ReadCloser, error)) err
 	}
 	defer plain.Close()
 	sum := sha256.New()
-	if err := b.apply(b.ctx, &counted{io.TeeReader(plain, sum), b.progress}, true); err != nil {
+	if err := b.apply(b.ctx, &counted{io.TeeReader(plain, sum), b.progress}, formLayer); err != nil {
 		return err
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); diff.Algorithm != "sha256" || got != diff.Hex {

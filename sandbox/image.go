@@ -7,7 +7,7 @@ type Image struct {
 	ID        string      `json:"id"`              // "sha256:…" of the EROFS file
 	Names     []string    `json:"names,omitempty"` // what users call it
 	Size      int64       `json:"size"`
-	Source    string      `json:"source"`   // registry digest, "tar", "dir" or "debian"
+	Source    string      `json:"source"`   // registry digest, "tar", "dir", "debian", "derived" or "data"
 	Platform  string      `json:"platform"` // "linux/amd64"
 	CreatedAt time.Time   `json:"created_at"`
 	Config    ImageConfig `json:"config"`

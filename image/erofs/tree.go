@@ -9,9 +9,12 @@ import (
 const (
 	TypeMask    = 0o170000
 	TypeFIFO    = 0o010000
+	TypeChar    = 0o020000
 	TypeDir     = 0o040000
+	TypeBlock   = 0o060000
 	TypeRegular = 0o100000
 	TypeSymlink = 0o120000
+	TypeSocket  = 0o140000
 )
 
 // Limits of the format as the sentry reads it.
@@ -29,11 +32,17 @@ type Node struct {
 	MtimeNsec uint32
 
 	Target string // of a symlink
+	Rdev   uint32 // of a device, as MakeRdev has it
 
 	// Open gives the content of a regular file, exactly Size bytes. It is
 	// called once, while the image is written.
 	Size int64
 	Open func() (io.ReadCloser, error)
+
+	// Where the content already lies block by block, padding included; set by
+	// Reader.Tree, used where the output can copy ranges.
+	from    *Reader
+	fromOff int64
 
 	children map[string]*Node // of a directory
 
@@ -49,6 +58,15 @@ type Node struct {
 // NewDir makes an empty directory.
 func NewDir(perm uint16, uid, gid uint32) *Node {
 	return &Node{Mode: TypeDir | perm&0o7777, UID: uid, GID: gid, children: map[string]*Node{}}
+}
+
+// MakeRdev packs a device number as Linux' new_encode_dev does; false if it
+// does not fit.
+func MakeRdev(major, minor int64) (rdev uint32, ok bool) {
+	if major < 0 || major > 0xfff || minor < 0 || minor > 0xfffff {
+		return 0, false
+	}
+	return uint32(minor&0xff | major<<8 | minor&^0xff<<12), true
 }
 
 func (n *Node) IsDir() bool     { return n.Mode&TypeMask == TypeDir }

@@ -30,6 +30,16 @@ const (
 
 var le = binary.LittleEndian
 
+// RangeWriter is an output that can copy out of another file without the bytes
+// passing through this process, or, on a file system with shared extents,
+// without being copied at all. Write uses it for files that a Reader found
+// whole in another image, neighbours in one range.
+type RangeWriter interface {
+	io.Writer
+	// CopyRange appends n bytes of src from off on.
+	CopyRange(src io.ReaderAt, off, n int64) error
+}
+
 // Write writes the file system below root to w, front to back in one pass, and
 // returns its size. The uuid goes into the superblock as it is. Write uses the
 // tree's nodes for its own notes: a tree is written once.
@@ -45,6 +55,7 @@ func Write(w io.Writer, root *Node, uuid [16]byte) (size int64, err error) {
 		return 0, err
 	}
 	out := &image{w: bufio.NewWriterSize(w, 1<<20)}
+	out.ranges, _ = w.(RangeWriter)
 	if err := p.writeMeta(out, uuid); err != nil {
 		return 0, err
 	}
@@ -176,6 +187,9 @@ func (p *plan) writeMeta(out *image, uuid [16]byte) error {
 		le.PutUint16(ino[4:], n.Mode)
 		le.PutUint64(ino[8:], uint64(n.Size))
 		le.PutUint32(ino[16:], n.block)
+		if t := n.Mode & TypeMask; t == TypeChar || t == TypeBlock {
+			le.PutUint32(ino[16:], n.Rdev)
+		}
 		le.PutUint32(ino[20:], uint32(i+1))
 		le.PutUint32(ino[24:], n.UID)
 		le.PutUint32(ino[28:], n.GID)
@@ -202,11 +216,14 @@ func (p *plan) writeData(out *image) error {
 		if start != int64(n.block)*blockSize {
 			return fmt.Errorf("erofs: laid out block %d at offset %d", n.block, start)
 		}
-		if n.IsRegular() {
+		switch {
+		case n.from != nil && out.ranges != nil:
+			out.copyRange(n.from, n.fromOff, blocks*blockSize)
+		case n.IsRegular():
 			if err := copyContent(out, n); err != nil {
 				return err
 			}
-		} else {
+		default:
 			data := nodeData(n)
 			out.write(data[:min(int64(len(data)), blocks*blockSize)])
 		}
@@ -215,6 +232,7 @@ func (p *plan) writeData(out *image) error {
 			return out.err
 		}
 	}
+	out.flushRange()
 	return out.err
 }
 
@@ -316,8 +334,14 @@ func direntType(n *Node) byte {
 		return 1
 	case TypeDir:
 		return 2
+	case TypeChar:
+		return 3
+	case TypeBlock:
+		return 4
 	case TypeFIFO:
 		return 5
+	case TypeSocket:
+		return 6
 	case TypeSymlink:
 		return 7
 	}
@@ -332,6 +356,31 @@ type image struct {
 	head []byte
 	pos  int64
 	err  error
+
+	// A range not yet copied, because the next file may continue it.
+	ranges  RangeWriter
+	from    *Reader
+	fromOff int64
+	pending int64
+}
+
+// copyRange appends n bytes of another image.
+func (o *image) copyRange(from *Reader, off, n int64) {
+	if o.from != from || o.fromOff+o.pending != off {
+		o.flushRange()
+		o.from, o.fromOff = from, off
+	}
+	o.pending += n
+	o.pos += n
+}
+
+func (o *image) flushRange() {
+	if o.pending > 0 && o.err == nil {
+		if o.err = o.w.Flush(); o.err == nil {
+			o.err = o.ranges.CopyRange(o.from.src, o.fromOff, o.pending)
+		}
+	}
+	o.from, o.pending = nil, 0
 }
 
 func (o *image) Write(b []byte) (int, error) {
@@ -340,6 +389,7 @@ func (o *image) Write(b []byte) (int, error) {
 }
 
 func (o *image) write(b []byte) {
+	o.flushRange()
 	if o.err != nil {
 		return
 	}
