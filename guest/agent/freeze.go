@@ -102,6 +102,9 @@ func (c *execClock) stood() time.Duration {
 
 // freeze readies the agent for a pause or a checkpoint.
 func (a *Agent) freeze() {
+	a.entering.Lock()
+	a.space.rest()
+	a.entering.Unlock()
 	if ep, err := a.current(); err == nil {
 		ep.clock.freeze()
 	}

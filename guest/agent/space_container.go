@@ -55,6 +55,7 @@ type berth struct {
 	group   *group
 	spawner *thread
 	err     error
+	been    bool // inside a container, whose mount namespace the thread still holds
 }
 
 // NewContainerSpace acts in the container entered by Enter's init pid.
@@ -121,6 +122,26 @@ func (c *containerSpace) prepare(initPID int, pids int64, workdir string) error 
 		in.close()
 	}
 	return nil
+}
+
+// rest lets go of every container but the one served: what a thread waits in
+// for the next one would be part of a checkpoint, and the host knows nothing of
+// it any more.
+func (c *containerSpace) rest() {
+	c.mu.Lock()
+	staged, next := c.staged, c.next
+	c.staged = nil
+	if next != nil && next.been {
+		c.next = nil
+	}
+	c.mu.Unlock()
+	if staged != nil {
+		staged.close()
+	}
+	if next != nil && next.been {
+		next.spawner.end()
+		next.group.close()
+	}
 }
 
 func (c *containerSpace) enter(initPID int, pids int64, workdir string) (home bool, err error) {
@@ -331,7 +352,7 @@ func (in *inside) reclaim() *berth {
 	if t == nil {
 		return newBerth(true)
 	}
-	b := &berth{ready: make(chan struct{}), group: in.group, spawner: t}
+	b := &berth{ready: make(chan struct{}), group: in.group, spawner: t, been: true}
 	close(b.ready)
 	group, made := in.group, in.group.next.Load()
 	time.AfterFunc(closeAfter, func() { group.sweep(made) })

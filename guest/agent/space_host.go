@@ -23,6 +23,7 @@ type hostSpace struct {
 func HostSpace(root string) Space { return &hostSpace{root: root} }
 
 func (h *hostSpace) prepare(int, int64, string) error { return nil }
+func (h *hostSpace) rest()                            {}
 
 func (h *hostSpace) enter(_ int, _ int64, workdir string) (home bool, err error) {
 	d, err := os.OpenFile(h.root, unix.O_PATH|unix.O_DIRECTORY, 0)

@@ -202,7 +202,8 @@ func (k *Kernel) withoutSpare() (again func()) {
 	cleaned := k.cleaned
 	k.mu.Unlock()
 	<-cleaned
-	if s != nil {
+	was := s != nil && s.cid != "" // another checkpoint's mark has none
+	if was {
 		<-s.ready
 		k.mu.Lock()
 		k.cleanLocked([]string{s.cid})
@@ -213,11 +214,15 @@ func (k *Kernel) withoutSpare() (again func()) {
 	return func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if k.spare == none {
-			k.spare = nil
-			if s != nil && !k.destroyed {
-				k.spareSoonLocked(s.c)
-			}
+		if k.spare != none {
+			return
+		}
+		k.spare = nil
+		switch {
+		case was && !k.destroyed:
+			k.spareSoonLocked(s.c)
+		case !was:
+			k.spare = s
 		}
 	}
 }

@@ -55,6 +55,7 @@ type Kernel struct {
 	image      string // path of the container's image; "" if it was adopted
 	spare      *spare // nil if none is there or being made
 	spareTimer *time.Timer
+	spareAgain func()        // ends the time without a spare that a pause began; nil unless paused
 	cleaned    chan struct{} // closed unless containers that were left are being destroyed
 	paused     bool
 	destroyed  bool

@@ -55,7 +55,10 @@ func (k *Kernel) Pause(ctx context.Context) (err error) {
 	if k.Paused() {
 		return nil
 	}
+	// Now, while the sentry can still destroy it: a checkpoint may follow.
+	again := k.withoutSpare()
 	if err := k.guest.Freeze(ctx); err != nil {
+		again()
 		return k.explain(op, err)
 	}
 	k.guest.Hold()
@@ -65,10 +68,11 @@ func (k *Kernel) Pause(ctx context.Context) (err error) {
 	if err != nil {
 		_ = os.Remove(k.pauseFile())
 		k.wake(ctx)
+		again()
 		return k.explain(op, err)
 	}
 	k.mu.Lock()
-	k.paused = true
+	k.paused, k.spareAgain = true, again
 	k.mu.Unlock()
 	if err := k.markPause(true); err != nil {
 		return k.explain(op, err)
@@ -89,8 +93,12 @@ func (k *Kernel) Resume(ctx context.Context) error {
 		return k.explain(op, err)
 	}
 	k.mu.Lock()
-	k.paused = false
+	again := k.spareAgain // nil in one adopted while paused
+	k.paused, k.spareAgain = false, nil
 	k.mu.Unlock()
+	if again != nil {
+		again()
+	}
 	if err := os.Remove(k.pauseFile()); err != nil {
 		return k.explain(op, err)
 	}

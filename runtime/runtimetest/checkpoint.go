@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/guest/wire"
@@ -46,6 +47,48 @@ func (s *suite) restore(t *testing.T, d runtime.Driver, dir string, cp runtime.C
 	}
 	destroyAtEnd(t, k)
 	return k
+}
+
+// What a kernel keeps ready for its next reset is no part of a checkpoint.
+func (s *suite) testCheckpointAfterResets(t *testing.T) {
+	d := s.open(t)
+	s.need(t, d, "able to checkpoint", d.Capabilities().Checkpoint)
+	s.need(t, d, "able to pause", d.Capabilities().Pause)
+	k := s.attached(t, d)
+	c := s.container(t)
+	for i := range 3 {
+		if err := k.Reset(deadline(t), c); err != nil {
+			t.Fatal(err)
+		}
+		s.sh(t, k, fmt.Sprintf("echo %d > kept", i))
+		time.Sleep(200 * time.Millisecond) // for the spare, which nothing tells of
+	}
+	dir, cp := s.checkpoint(t, k)
+	child := s.restore(t, d, dir, cp)
+	if got := s.sh(t, child, "cat kept"); strings.TrimSpace(got) != "2" {
+		t.Errorf("in the child: %q", got)
+	}
+	if err := child.Reset(deadline(t), c); err != nil {
+		t.Errorf("reset of the child: %v", err)
+	}
+	time.Sleep(200 * time.Millisecond)
+	p := k.(runtime.Pauser)
+	if err := p.Pause(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	dir, cp = s.checkpoint(t, k)
+	if err := p.Resume(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.sh(t, s.restore(t, d, dir, cp), "cat kept"); strings.TrimSpace(got) != "2" {
+		t.Errorf("in the child of the paused one: %q", got)
+	}
+	if err := k.Reset(deadline(t), c); err != nil {
+		t.Error(err)
+	}
+	if got := s.sh(t, k, "cat kept 2>&1 || true"); !strings.Contains(got, "No such file") {
+		t.Errorf("after the reset: %q", got)
+	}
 }
 
 // A checkpoint holds the files; the source goes on; children are independent.

@@ -93,6 +93,7 @@ func Run(t *testing.T, f Factory) {
 		{"PidsLimit", s.testPidsLimit},
 		{"CPULimit", s.testCPULimit},
 		{"CheckpointFiles", s.testCheckpointFiles},
+		{"CheckpointAfterResets", s.testCheckpointAfterResets},
 		{"CheckpointProcesses", s.testCheckpointProcesses},
 		{"CheckpointKeepsReaders", s.testCheckpointKeepsReaders},
 		{"CheckpointSecrets", s.testCheckpointSecrets},
