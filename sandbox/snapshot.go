@@ -62,8 +62,11 @@ type Content struct {
 	Base string `json:"base,omitempty"`
 	// Image is the image of a filesystem snapshot once a node has prepared it.
 	Image string `json:"image,omitempty"`
-	// Checkpoint is the driver's own of a memory snapshot.
-	Checkpoint []byte `json:"checkpoint,omitempty"`
+	// Plain names content that is not in the store.
+	Plain string `json:"plain,omitempty"`
+	// Needs are manifests that must be kept with this one: of directories that
+	// were mounted.
+	Needs []string `json:"needs,omitempty"`
 	// Build names what a memory snapshot can be restored with.
 	Build string `json:"build,omitempty"`
 }

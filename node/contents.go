@@ -1,0 +1,338 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cove-sandbox/cove/cas"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/snapshot"
+)
+
+// StateConfig is where a node keeps the state of sandboxes outside of kernels.
+type StateConfig struct {
+	Store cas.Store
+	// Plain is a directory for checkpoints in the form a driver restores from.
+	// It is emptied at Open. Where Store encrypts it must be in memory.
+	Plain string
+	// KeepPlain bytes of them are kept for the next restore of the same: a fork
+	// of eight reads one checkpoint eight times. Default 1 GiB, negative none.
+	KeepPlain int64
+	// ColdAfter is how long a sandbox that was paused for being idle stays hot;
+	// default one minute, negative for ever.
+	ColdAfter time.Duration
+}
+
+const (
+	defaultKeepPlain = 1 << 30
+	defaultColdAfter = time.Minute
+	// checkpointFile describes the other files of a checkpoint. It is stored
+	// with them, because the guest's key is in it.
+	checkpointFile = "checkpoint.json"
+	// pendingFor is how long content that no keep list has named yet is kept: a
+	// server that made it records it within seconds.
+	pendingFor = 10 * time.Minute
+)
+
+// contents holds the state of sandboxes outside of kernels: in the store, and
+// as plain directories while a driver reads them. Safe for concurrent use.
+type contents struct {
+	cfg  StateConfig
+	next func() string // names
+
+	mu      sync.Mutex
+	plain   map[string]*plainDir // by manifest, or by name if it is not in the store
+	pending map[cas.ID]time.Time // made here and not in any keep list yet
+}
+
+// plainDir is a checkpoint as a driver wants it.
+type plainDir struct {
+	path  string
+	ready chan struct{} // closed when the rest is set
+	cp    runtime.Checkpoint
+	size  int64
+	err   error
+
+	// Guarded by contents.mu.
+	refs int
+	used time.Time
+	gone bool // out of the map: the last user removes it
+}
+
+func openContents(cfg StateConfig) (*contents, error) {
+	if cfg.KeepPlain == 0 {
+		cfg.KeepPlain = defaultKeepPlain
+	}
+	if cfg.ColdAfter == 0 {
+		cfg.ColdAfter = defaultColdAfter
+	}
+	// The content, not the directory: it may be a mount.
+	if err := os.MkdirAll(cfg.Plain, 0o700); err != nil {
+		return nil, err
+	}
+	ents, err := os.ReadDir(cfg.Plain)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range ents {
+		if err := os.RemoveAll(filepath.Join(cfg.Plain, e.Name())); err != nil {
+			return nil, err
+		}
+	}
+	return &contents{cfg: cfg, next: newKernelID, plain: map[string]*plainDir{}, pending: map[cas.ID]time.Time{}}, nil
+}
+
+// scratch is a new empty directory; undo removes it.
+func (c *contents) scratch() (path string, undo func(), err error) {
+	path = filepath.Join(c.cfg.Plain, c.next())
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return "", nil, asDiskError(err)
+	}
+	return path, func() { _ = os.RemoveAll(path) }, nil
+}
+
+// spool is a file without a name.
+func (c *contents) spool() (*os.File, error) {
+	f, err := os.CreateTemp(c.cfg.Plain, "spool-")
+	if err != nil {
+		return nil, asDiskError(err)
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// describe puts the description of a checkpoint beside its files.
+func describe(dir string, cp runtime.Checkpoint) error {
+	b, err := json.Marshal(cp)
+	if err != nil {
+		return err
+	}
+	return asDiskError(os.WriteFile(filepath.Join(dir, checkpointFile), b, 0o600))
+}
+
+// store puts a checkpoint into the store, durably.
+func (c *contents) store(ctx context.Context, dir string, cp runtime.Checkpoint) (sandbox.Content, error) {
+	m, err := snapshot.Memory{}.PackDir(ctx, c.cfg.Store, dir, append(slices.Clone(cp.Files), checkpointFile))
+	if err != nil {
+		return sandbox.Content{}, err
+	}
+	return c.made(m, sandbox.Content{Build: cp.Build}), nil
+}
+
+// made is the record of new content.
+func (c *contents) made(m snapshot.Manifest, as sandbox.Content) sandbox.Content {
+	as.Manifest, as.Size, as.Stored = string(m.ID), m.Size, m.Stored
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pending[m.ID] = time.Now()
+	return as
+}
+
+// offer keeps a directory for the next restore of its content. name is its
+// manifest, or that of a fork, which holds it until drop.
+func (c *contents) offer(name, dir string, cp runtime.Checkpoint, held bool) {
+	d := &plainDir{path: dir, ready: make(chan struct{}), cp: cp, size: sizeOf(dir), used: time.Now()}
+	if held {
+		d.refs = 1
+	}
+	close(d.ready)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.plain[name] != nil {
+		d.gone = true
+		c.removeLocked(d)
+		return
+	}
+	c.plain[name] = d
+	c.trimLocked()
+}
+
+// use gives a directory to restore from, read and verified from the store
+// unless it is there.
+func (c *contents) use(ctx context.Context, from sandbox.Content) (dir string, cp runtime.Checkpoint, release func(), err error) {
+	name := from.Manifest
+	if name == "" {
+		name = from.Plain
+	}
+	c.mu.Lock()
+	d := c.plain[name]
+	fill := d == nil
+	if fill {
+		if from.Manifest == "" {
+			c.mu.Unlock()
+			return "", cp, nil, sandbox.Errorf(sandbox.NotFound, "node.restore", "the state of this fork is gone").WithHint("fork again")
+		}
+		d = &plainDir{ready: make(chan struct{})}
+		c.plain[name] = d
+	}
+	d.refs++
+	c.mu.Unlock()
+	release = sync.OnceFunc(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		d.refs--
+		d.used = time.Now()
+		c.removeLocked(d)
+		c.trimLocked()
+	})
+	if fill {
+		d.path, d.cp, d.err = c.load(ctx, cas.ID(from.Manifest))
+		if d.err == nil {
+			d.size = sizeOf(d.path)
+		} else {
+			c.mu.Lock()
+			delete(c.plain, name)
+			d.gone = true
+			c.mu.Unlock()
+		}
+		close(d.ready)
+	}
+	select {
+	case <-d.ready:
+	case <-ctx.Done():
+		release()
+		return "", cp, nil, contextError("node.restore", ctx)
+	}
+	if d.err != nil {
+		release()
+		return "", cp, nil, d.err
+	}
+	return d.path, d.cp, release, nil
+}
+
+func (c *contents) load(ctx context.Context, id cas.ID) (dir string, cp runtime.Checkpoint, err error) {
+	dir, undo, err := c.scratch()
+	if err != nil {
+		return "", cp, err
+	}
+	defer func() {
+		if err != nil {
+			undo()
+		}
+	}()
+	if err := (snapshot.Memory{}).UnpackDir(ctx, c.cfg.Store, id, dir); err != nil {
+		return "", cp, err
+	}
+	b, err := os.ReadFile(filepath.Join(dir, checkpointFile))
+	if err == nil {
+		err = json.Unmarshal(b, &cp)
+	}
+	if err != nil {
+		return "", cp, sandbox.Errorf(sandbox.Corrupt, "node.restore", "%s is not a memory snapshot: %w", id, err)
+	}
+	return dir, cp, nil
+}
+
+// drop lets go of a fork's directory.
+func (c *contents) drop(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if d := c.plain[name]; d != nil {
+		delete(c.plain, name)
+		d.gone = true
+		d.refs--
+		c.removeLocked(d)
+	}
+}
+
+// trimLocked removes the directories used longest ago until they fit.
+func (c *contents) trimLocked() {
+	total := int64(0)
+	var idle []string
+	for name, d := range c.plain {
+		if d.refs == 0 {
+			total += d.size
+			idle = append(idle, name)
+		}
+	}
+	slices.SortFunc(idle, func(a, b string) int { return c.plain[a].used.Compare(c.plain[b].used) })
+	for _, name := range idle {
+		if total <= max(c.cfg.KeepPlain, 0) {
+			return
+		}
+		d := c.plain[name]
+		total -= d.size
+		delete(c.plain, name)
+		d.gone = true
+		c.removeLocked(d)
+	}
+}
+
+func (c *contents) removeLocked(d *plainDir) {
+	if d.gone && d.refs == 0 && d.path != "" {
+		_ = os.RemoveAll(d.path) // at the latest the next Open does
+	}
+}
+
+// collect removes what neither keep nor pending content needs.
+func (c *contents) collect(ctx context.Context, keep []string) (freed int64, err error) {
+	roots := map[cas.ID]bool{}
+	for _, k := range keep {
+		id, err := cas.ParseID(k)
+		if err != nil {
+			return 0, err
+		}
+		roots[id] = true
+	}
+	now := time.Now()
+	c.mu.Lock()
+	for id, at := range c.pending {
+		switch {
+		case roots[id] || now.Sub(at) > pendingFor:
+			delete(c.pending, id)
+		default:
+			roots[id] = true
+		}
+	}
+	for name, d := range c.plain {
+		if id := cas.ID(name); !roots[id] && d.refs == 0 {
+			delete(c.plain, name)
+			d.gone = true
+			c.removeLocked(d)
+		}
+	}
+	c.mu.Unlock()
+	removed, err := snapshot.Collector{Grace: -1}.Collect(ctx, c.cfg.Store, slices.Sorted(maps.Keys(roots)), false)
+	for _, b := range removed {
+		freed += b.Stored
+	}
+	return freed, err
+}
+
+// tar writes a filesystem or directory snapshot.
+func (c *contents) tar(ctx context.Context, from sandbox.Content, w io.Writer) error {
+	return snapshot.Filesystem{SpoolDir: c.cfg.Plain}.Unpack(ctx, c.cfg.Store, cas.ID(from.Manifest), w)
+}
+
+func sizeOf(dir string) (n int64) {
+	ents, _ := os.ReadDir(dir)
+	for _, e := range ents {
+		if fi, err := e.Info(); err == nil {
+			n += fi.Size()
+		}
+	}
+	return n
+}
+
+// asDiskError gives a full disk its class.
+func asDiskError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if isDiskFull(err) {
+		return sandbox.Errorf(sandbox.DiskFull, "node.state", "%w", err).WithHint("free disk space on the host; the sandbox goes on")
+	}
+	return fmt.Errorf("node state: %w", err)
+}
