@@ -1,14 +1,16 @@
 // Package image keeps content-addressed EROFS images on a node and makes them:
 // from a registry ([Library.Pull]), a tarball ([Library.ImportTar]), a
-// directory ([Library.ImportDir]) or the machine's own Debian mirror
-// ([Library.Bootstrap]).
+// directory ([Library.ImportDir]), the machine's own Debian mirror
+// ([Library.Bootstrap]), or an image that is here and a tar of changes
+// ([Library.Derive]). [Library.FromTar] makes one that is only mounted.
 //
 // Every way in ends in the same three steps. Layers are read into a tree in
-// memory, their contents kept in spool files; the tree is completed with what
-// a sandbox needs (mount points, /etc/hosts); package erofs writes it. Nothing
-// is ever unpacked on the host, so a layer with "../", absolute links or
-// symlinked parents has nowhere to escape to: its paths are resolved in the
-// tree, which has no way out.
+// memory, their contents kept in spool files (those of a base image stay where
+// they are, in its own file); the tree is completed with what a sandbox needs
+// (mount points, /etc/hosts); package erofs writes it. Nothing is ever unpacked
+// on the host, so a layer with "../", absolute links or symlinked parents has
+// nowhere to escape to: its paths are resolved in the tree, which has no way
+// out.
 //
 // On disk:
 //

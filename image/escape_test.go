@@ -150,3 +150,38 @@ func FuzzImportTar(f *testing.F) {
 		}
 	})
 }
+
+// The same for the changes of an image.
+func FuzzDerive(f *testing.F) {
+	lib, err := image.Open(f.TempDir(), image.Options{Limits: image.Limits{Unpacked: 1 << 20, Download: 1 << 20, Entries: 1000}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer lib.Close()
+	base, err := lib.ImportTar(f.Context(), bytes.NewReader(pack(f, reg("a", "1"), hard("h", "a"), dir("d"), reg("d/x", "2"), sym("l", "d"))), nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range [][]tar.Header{
+		{dir("./"), wh("./a"), hard("./h", "./a"), opaque("./d/"), reg("./d/y", "3"), reg("l/z", "4")},
+		{reg(".wh.a", ""), reg("d/.wh..wh..opq", ""), node(tar.TypeBlock, "b"), hard("c", "b"), wh("l/x"), hard("l/q", "h")},
+	} {
+		f.Add(pack(f, seed...))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		img, err := lib.Derive(t.Context(), base.ID, bytes.NewReader(data), nil)
+		if err != nil {
+			if c := sandbox.ClassOf(err); c != sandbox.Invalid && c != sandbox.TooLarge && c != sandbox.Unsupported && c != sandbox.Corrupt {
+				t.Fatalf("class %s: %v", c, err)
+			}
+			return
+		}
+		files(t, lib, img.ID)
+		if img.ID == base.ID {
+			return
+		}
+		if err := lib.Delete(t.Context(), img.ID); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

@@ -1,4 +1,5 @@
-// Package erofs writes EROFS file systems that gVisor's sentry can map.
+// Package erofs writes EROFS file systems that gVisor's sentry can map, and
+// reads them back, to make others of them.
 //
 // Why not mkfs.erofs: it wants a directory, so an image layer written by a
 // stranger would first have to be unpacked on the host, as root; it needs an
@@ -14,4 +15,7 @@
 // blocks. Regular files are never packed: the sentry maps their pages straight
 // from the image file, and execve of a packed one fails with EFAULT. Order and
 // padding follow from the tree alone, so equal trees give equal bytes.
+//
+// Open trusts nothing it reads: it also gets what mkfs.erofs made, and a disk
+// may lie. An image read and written again comes out the same, byte for byte.
 package erofs
