@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -39,17 +40,29 @@ func (n *Node) find(ctx context.Context, id string) (*box, error) {
 	}
 }
 
-// hold returns a running sandbox and keeps it from being idle until release.
+// hold returns a running sandbox, woken if it was not, and keeps it from being
+// idle until release.
 func (n *Node) hold(ctx context.Context, id string) (b *box, release func(), err error) {
-	b, err = n.find(ctx, id)
-	if err != nil {
-		return nil, nil, err
+	for {
+		b, err = n.find(ctx, id)
+		if err != nil {
+			return nil, nil, err
+		}
+		n.mu.Lock()
+		if b.end != nil {
+			end := *b.end
+			n.mu.Unlock()
+			return nil, nil, endedError(id, end)
+		}
+		if b.sb.Standby == sandbox.Awake {
+			break
+		}
+		n.mu.Unlock()
+		if err := n.wake(ctx, b); err != nil {
+			return nil, nil, err
+		}
 	}
-	n.mu.Lock()
 	defer n.mu.Unlock()
-	if b.end != nil {
-		return nil, nil, endedError(id, *b.end)
-	}
 	b.active++
 	return b, sync.OnceFunc(func() {
 		n.mu.Lock()
@@ -57,6 +70,14 @@ func (n *Node) hold(ctx context.Context, id string) (b *box, release func(), err
 		b.active--
 		b.lastActive = time.Now()
 	}), nil
+}
+
+// inside is the kernel of a sandbox that is held, for what may change it.
+func (n *Node) inside(b *box) runtime.Kernel {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b.touched++
+	return b.kernel
 }
 
 // own waits for the sole use of the sandbox's kernel.
@@ -82,7 +103,7 @@ func (n *Node) Guest(ctx context.Context, id string) (g *guest.Client, release f
 	if err != nil {
 		return nil, nil, err
 	}
-	return b.kernel.Guest(), release, nil
+	return n.inside(b).Guest(), release, nil
 }
 
 // Bulk moves content between a host descriptor and the sandbox.
@@ -93,14 +114,21 @@ func (n *Node) Bulk(ctx context.Context, id string, op guest.BulkOp, stdin, stdo
 	}
 	defer release()
 	op.User = b.image.User
-	return b.kernel.Bulk(ctx, op, stdin, stdout)
+	return n.inside(b).Bulk(ctx, op, stdin, stdout)
 }
 
-// Stats is what a sandbox uses. Looking does not keep it from being idle.
+// Stats is what a sandbox uses. Looking does not keep it from being idle and
+// does not wake it.
 func (n *Node) Stats(ctx context.Context, id string) (sandbox.Stats, error) {
 	b, err := n.find(ctx, id)
 	if err != nil {
 		return sandbox.Stats{}, err
 	}
-	return b.kernel.Stats(ctx)
+	n.mu.Lock()
+	k, cold := b.kernel, b.cold
+	n.mu.Unlock()
+	if cold != nil {
+		return sandbox.Stats{DiskUsed: cold.Stored}, nil
+	}
+	return k.Stats(ctx)
 }

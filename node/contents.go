@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cove-sandbox/cove/cas"
@@ -331,7 +333,7 @@ func asDiskError(err error) error {
 	if err == nil {
 		return nil
 	}
-	if isDiskFull(err) {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return sandbox.Errorf(sandbox.DiskFull, "node.state", "%w", err).WithHint("free disk space on the host; the sandbox goes on")
 	}
 	return fmt.Errorf("node state: %w", err)

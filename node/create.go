@@ -67,6 +67,7 @@ func (n *Node) admit(sb sandbox.Sandbox, img sandbox.Image, now time.Time) (*box
 	if err := n.ledger.Admit(b.resources, retry); err != nil {
 		return nil, err
 	}
+	b.held = true
 	n.live[sb.ID] = b
 	return b, nil
 }
@@ -136,7 +137,7 @@ func (n *Node) run(b *box, k runtime.Kernel) {
 	b.lastActive = time.Now()
 	close(b.ready)
 	n.armLocked(b)
-	n.goLocked(func() { n.watch(b) })
+	n.goLocked(func() { n.watch(b, k) })
 }
 
 // undo removes a sandbox that was admitted and never ran. Its record, if it
@@ -148,10 +149,18 @@ func (n *Node) undo(b *box) {
 	b.cancel(errors.New("create failed"))
 	n.mu.Lock()
 	delete(n.live, b.id)
-	n.ledger.Release(b.resources)
+	n.releaseLocked(b)
 	n.mu.Unlock()
 	close(b.ready)
 	close(b.gone)
+}
+
+// releaseLocked takes b's resources out of the ledger.
+func (n *Node) releaseLocked(b *box) {
+	if b.held {
+		b.held = false
+		n.ledger.Release(b.resources)
+	}
 }
 
 func isDone(k runtime.Kernel) bool {

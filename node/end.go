@@ -92,16 +92,19 @@ func (n *Node) teardown(b *box, end sandbox.End, own bool) {
 		n.log.Error("an end is not yet in the journal", "sandbox", b.id, "end", end, "err", err)
 	}
 	b.op <- struct{}{} // never given back: there is no kernel after this
-	if n.destroy(b.kernel) != nil {
+	n.mu.Lock()
+	k := b.kernel // none in cold standby
+	n.mu.Unlock()
+	if k != nil && n.destroy(k) != nil {
 		close(b.stuck)
-		if !n.destroyUntilGone(b.kernel, 1) {
+		if !n.destroyUntilGone(k, 1) {
 			return // closing; the next Open sweeps it
 		}
 	}
 	n.timers.remove(b.id)
 	n.mu.Lock()
 	delete(n.live, b.id)
-	n.ledger.Release(b.resources)
+	n.releaseLocked(b)
 	n.ends[b.id] = end
 	n.mu.Unlock()
 	close(b.gone)
@@ -111,10 +114,11 @@ func (n *Node) teardown(b *box, end sandbox.End, own bool) {
 	}
 }
 
-// watch ends a sandbox whose kernel stops serving.
-func (n *Node) watch(b *box) {
+// watch ends a sandbox whose kernel stops serving, unless that is no longer its
+// kernel.
+func (n *Node) watch(b *box, k runtime.Kernel) {
 	select {
-	case <-b.kernel.Done():
+	case <-k.Done():
 	case <-b.ctx.Done():
 		return
 	case <-n.ctx.Done():
@@ -122,7 +126,9 @@ func (n *Node) watch(b *box) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.endLocked(b, endOf(b.kernel.Exit()), true)
+	if b.kernel == k {
+		n.endLocked(b, endOf(k.Exit()), true)
+	}
 }
 
 // endOf is the end of a sandbox whose kernel exited by itself.

@@ -47,7 +47,12 @@ func inspect(ctx context.Context, k runtime.Kernel) (inside, error) {
 // it: due finds out that they have been.
 func (n *Node) armLocked(b *box) {
 	at := b.sb.ExpiresAt
-	if d := b.sb.Spec.IdleTimeout; d > 0 {
+	switch d := b.sb.Spec.IdleTimeout; {
+	case b.sb.Standby == sandbox.Hot && b.idled && n.states != nil && n.states.cfg.ColdAfter > 0:
+		if cold := b.since.Add(n.states.cfg.ColdAfter); at.IsZero() || cold.Before(at) {
+			at = cold
+		}
+	case b.sb.Standby == sandbox.Awake && d > 0:
 		if idle := b.lastActive.Add(d); at.IsZero() || idle.Before(at) {
 			at = idle
 		}
@@ -68,6 +73,18 @@ func (n *Node) due(id string) {
 		n.endLocked(b, sandbox.End{Cause: sandbox.TTL, At: now}, true)
 		return
 	}
+	switch b.sb.Standby {
+	case sandbox.Hot:
+		if b.idled && n.states != nil && n.states.cfg.ColdAfter > 0 && !now.Before(b.since.Add(n.states.cfg.ColdAfter)) {
+			n.timers.set(id, b.sb.ExpiresAt)
+			n.goLocked(func() { n.coolIdle(b) })
+			return
+		}
+		fallthrough
+	case sandbox.Cold:
+		n.armLocked(b)
+		return
+	}
 	if b.active > 0 {
 		b.lastActive = now
 	}
@@ -83,7 +100,13 @@ func (n *Node) due(id string) {
 // checkIdle asks the guest whether anything runs and ends b if nothing did for
 // its idle time. A guest that does not answer is taken for busy.
 func (n *Node) checkIdle(b *box) {
-	in, err := n.cfg.inspect(n.ctx, b.kernel)
+	n.mu.Lock()
+	k := b.kernel
+	n.mu.Unlock()
+	if k == nil {
+		return // cold in the meantime
+	}
+	in, err := n.cfg.inspect(n.ctx, k)
 	now := time.Now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -105,6 +128,10 @@ func (n *Node) checkIdle(b *box) {
 		b.lastActive = in.ended
 	}
 	if b.active == 0 && !now.Before(b.lastActive.Add(d)) {
+		if b.sb.Spec.OnIdle == sandbox.IdlePause {
+			n.goLocked(func() { n.pauseIdle(b) })
+			return
+		}
 		n.endLocked(b, sandbox.End{Cause: sandbox.Idle, At: now}, true)
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base32"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -23,6 +24,7 @@ type Config struct {
 	Images Images
 	Limits Limits
 	Pool   PoolSettings
+	State  *StateConfig // nil: no snapshots and no cold standby
 	Logger *slog.Logger // nil = discard
 
 	// SweepEvery is how often what runs is compared with what should; default
@@ -43,6 +45,14 @@ type Images interface {
 	Path(id string) (string, error)
 }
 
+// Deriver is an Images that can make new ones, for snapshots of files.
+type Deriver interface {
+	// Derive makes the image that base with the changes of a tar is.
+	Derive(ctx context.Context, baseID string, diff io.Reader, progress func(sandbox.Progress)) (sandbox.Image, error)
+	// FromTar makes an image of just the files of a tar.
+	FromTar(ctx context.Context, r io.Reader, progress func(sandbox.Progress)) (sandbox.Image, error)
+}
+
 // Node is safe for concurrent use.
 type Node struct {
 	cfg     Config
@@ -54,6 +64,7 @@ type Node struct {
 	timers  *timers
 	notices *notices
 	kernels *kernelSet
+	states  *contents // nil: no snapshots and no cold standby
 
 	ctx    context.Context // ends what runs in the background, at Close
 	cancel context.CancelCauseFunc
@@ -81,10 +92,17 @@ type box struct {
 	gone      chan struct{}           // closed when nothing is left
 	stuck     chan struct{}           // closed when Destroy failed and is being retried
 
-	// Guarded by Node.mu.
-	sb         sandbox.Sandbox
-	kernel     runtime.Kernel // nil until one was taken
-	active     int            // calls under way
+	// Guarded by Node.mu. kernel, standby and cold change only for who also has
+	// op; container and image too.
+	sb         sandbox.Sandbox // its Standby is the box's
+	kernel     runtime.Kernel  // nil until one was taken, and while cold
+	held       bool            // resources are in the ledger: not while cold
+	cold       *sandbox.Content
+	since      time.Time // of the standby it is in
+	idled      bool      // it was paused for being idle: time makes it cold
+	touched    int64     // +1 for all that may change what is inside
+	same       unchanged
+	active     int // calls under way
 	lastActive time.Time
 	end        *sandbox.End
 }
@@ -130,6 +148,11 @@ func Open(ctx context.Context, cfg Config) (_ *Node, err error) {
 		return nil, sandbox.Errorf(sandbox.Unavailable, "node.open", "size the machine: %w", err)
 	}
 	n.ledger = NewLedger(limits)
+	if cfg.State != nil {
+		if n.states, err = openContents(*cfg.State); err != nil {
+			return nil, sandbox.Errorf(sandbox.Unavailable, "node.open", "%w", err)
+		}
+	}
 	if n.cfg.freeMemory == nil {
 		n.cfg.freeMemory = func() int64 { return freeAboveReserve(limits.Memory) }
 	}

@@ -12,13 +12,14 @@ import (
 // record is one fact of the journal. Fields are only ever added; a change of
 // meaning needs a new journalVersion.
 type record struct {
-	Kind    recordKind   `json:"k"`
-	ID      string       `json:"id,omitempty"`
-	Boot    string       `json:"boot,omitempty"`    // opened: the machine's boot id
-	Entry   *entry       `json:"entry,omitempty"`   // created
-	Episode int64        `json:"episode,omitempty"` // reset
-	Expires time.Time    `json:"expires,omitzero"`  // expiry; zero = never
-	End     *sandbox.End `json:"end,omitempty"`     // ended
+	Kind    recordKind       `json:"k"`
+	ID      string           `json:"id,omitempty"`
+	Boot    string           `json:"boot,omitempty"`    // opened: the machine's boot id
+	Entry   *entry           `json:"entry,omitempty"`   // created
+	Episode int64            `json:"episode,omitempty"` // reset
+	Expires time.Time        `json:"expires,omitzero"`  // expiry; zero = never
+	End     *sandbox.End     `json:"end,omitempty"`     // ended
+	Cold    *sandbox.Content `json:"cold,omitempty"`    // cold
 }
 
 type recordKind string
@@ -28,6 +29,7 @@ const (
 	recCreated recordKind = "created" // a sandbox was given a kernel; again if it got another
 	recReset   recordKind = "reset"
 	recExpiry  recordKind = "expiry"
+	recCold    recordKind = "cold" // its kernel is gone, its state is in the store; created again when it wakes
 	recEnded   recordKind = "ended"
 	recForgot  recordKind = "forgot" // its end was acknowledged, or it was never handed out
 )
@@ -37,7 +39,8 @@ type entry struct {
 	Sandbox sandbox.Sandbox     `json:"sandbox"`
 	Image   sandbox.ImageConfig `json:"image"`
 	Kernel  runtime.Handle      `json:"kernel"`
-	End     *sandbox.End        `json:"end,omitempty"` // ended and not yet acknowledged
+	End     *sandbox.End        `json:"end,omitempty"`  // ended and not yet acknowledged
+	Cold    *sandbox.Content    `json:"cold,omitempty"` // on disk: Kernel is no more
 }
 
 // state is the fold of a history of records: what the journal is for. An
@@ -77,6 +80,8 @@ func (s *state) apply(r record) {
 		e.Sandbox.Episode = r.Episode
 	case recExpiry:
 		e.Sandbox.ExpiresAt = r.Expires
+	case recCold:
+		e.Cold = r.Cold
 	case recEnded:
 		e.End = r.End
 	}

@@ -1,0 +1,267 @@
+package node
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// restoreTimeout bounds what takes 50 ms and reading the memory from disk.
+const restoreTimeout = 2 * time.Minute
+
+// restore makes a kernel that goes on from content.
+func (n *Node) restore(ctx context.Context, c runtime.Container, from sandbox.Content) (runtime.Kernel, error) {
+	if n.states == nil {
+		return nil, sandbox.Errorf(sandbox.Unsupported, "", "this node keeps no state")
+	}
+	// The kernel is made while the content is read.
+	type made struct {
+		b   runtime.Blank
+		err error
+	}
+	blank := make(chan made, 1)
+	go func() {
+		b, err := n.blanks.get(ctx)
+		blank <- made{b, err}
+	}()
+	dir, cp, release, err := n.states.use(ctx, from)
+	m := <-blank
+	if err != nil || m.err != nil {
+		if m.err == nil {
+			n.blanks.giveBack(m.b)
+		}
+		if err == nil {
+			release()
+			err = m.err
+		}
+		return nil, err
+	}
+	defer release()
+	r, ok := m.b.(runtime.Restorer)
+	if !ok {
+		n.blanks.giveBack(m.b)
+		return nil, sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot restore memory", n.cfg.Driver.Name())
+	}
+	k, err := r.Restore(ctx, dir, cp, c)
+	switch {
+	case err == nil:
+		return k, nil
+	case sandbox.ClassOf(err) == sandbox.Precondition: // the blank is as it was
+		n.blanks.giveBack(m.b)
+	default:
+		n.kernels.remove(m.b.ID())
+	}
+	return nil, err
+}
+
+// CreateFrom is Create from a memory snapshot. See server.StateNode.
+func (n *Node) CreateFrom(ctx context.Context, sb sandbox.Sandbox, img sandbox.Image, from sandbox.Snapshot) (took time.Duration, err error) {
+	start := time.Now()
+	if err := n.call(); err != nil {
+		return 0, err
+	}
+	defer n.calls.Done()
+	n.pool.begin()
+	defer n.pool.end()
+	b, err := n.admit(sb, img, start)
+	if err != nil {
+		return 0, sandbox.WithOp("node.create", err)
+	}
+	rctx, cancel := context.WithTimeout(ctx, restoreTimeout)
+	defer cancel()
+	k, err := n.restore(rctx, b.container, from.Content)
+	if err == nil {
+		if err = n.journal.append(record{Kind: recCreated, ID: b.id, Entry: n.entryOf(b, k)}); err != nil {
+			n.discard(k)
+		}
+	}
+	if err != nil {
+		n.undo(b)
+		if ctx.Err() != nil {
+			err = contextError("node.create", ctx)
+		}
+		return 0, sandbox.WithOp("node.create", err)
+	}
+	n.run(b, k)
+	return time.Since(start), nil
+}
+
+// PrepareImage makes the image that a filesystem snapshot starts from.
+func (n *Node) PrepareImage(ctx context.Context, from sandbox.Snapshot, base sandbox.Image, progress func(sandbox.Progress)) (sandbox.Image, error) {
+	const op = "node.prepare_image"
+	d, ok := n.cfg.Images.(Deriver)
+	if !ok || n.states == nil {
+		return sandbox.Image{}, sandbox.Errorf(sandbox.Unsupported, op, "this node cannot make images of snapshots")
+	}
+	if progress == nil {
+		progress = func(sandbox.Progress) {}
+	}
+	img, err := n.piped(ctx, from.Content, func(r io.Reader) (sandbox.Image, error) { return d.Derive(ctx, base.ID, r, progress) })
+	return img, sandbox.WithOp(op, err)
+}
+
+// piped gives the tar of content to f.
+func (n *Node) piped(ctx context.Context, c sandbox.Content, f func(io.Reader) (sandbox.Image, error)) (sandbox.Image, error) {
+	pr, pw := io.Pipe()
+	read := make(chan error, 1)
+	go func() {
+		err := n.states.tar(ctx, c, pw)
+		pw.CloseWithError(err)
+		read <- err
+	}()
+	img, err := f(pr)
+	pr.CloseWithError(io.ErrClosedPipe)
+	if rerr := <-read; rerr != nil && err != nil {
+		return img, rerr // why it could not be read is why f failed, unless f stopped first
+	}
+	return img, err
+}
+
+// Restore replaces what a sandbox is by a snapshot. The old kernel is there
+// until the new one is recorded: if anything fails before, nothing has changed.
+func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from sandbox.Snapshot) (episode int64, took time.Duration, err error) {
+	start := time.Now()
+	if err := n.call(); err != nil {
+		return 0, 0, err
+	}
+	defer n.calls.Done()
+	b, err := n.find(ctx, id) // what is asleep need not wake to be replaced
+	if err != nil {
+		return 0, 0, err
+	}
+	giveBack, err := n.own(ctx, b)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer giveBack()
+	path, err := n.cfg.Images.Path(img.ID)
+	if err != nil {
+		return 0, 0, sandbox.WithOp("node.restore", err)
+	}
+	n.pool.begin()
+	defer n.pool.end()
+
+	n.mu.Lock()
+	sb, asleep := b.sb, b.cold != nil
+	n.mu.Unlock()
+	sb.ImageID, sb.Standby = img.ID, sandbox.Awake
+	sb.Episode++
+	next := newBox(sb, img.Config, path)
+	rctx, cancel := context.WithTimeout(b.ctx, restoreTimeout)
+	defer cancel()
+	if asleep {
+		if err := n.room(rctx, b); err != nil {
+			return 0, 0, sandbox.WithOp("node.restore", err)
+		}
+	}
+	k, err := n.embody(rctx, next, from)
+	if err == nil {
+		if err = n.journal.append(record{Kind: recCreated, ID: id, Entry: &entry{Sandbox: sb, Image: img.Config, Kernel: k.Handle()}}); err != nil {
+			n.discard(k)
+		}
+	}
+	if err != nil {
+		if asleep {
+			n.mu.Lock()
+			n.releaseLocked(b)
+			n.mu.Unlock()
+		}
+		if cause := context.Cause(b.ctx); cause != nil {
+			err = cause
+		}
+		return 0, 0, sandbox.WithOp("node.restore", err)
+	}
+	n.mu.Lock()
+	old := b.kernel
+	b.kernel, b.cold, b.container, b.image = k, nil, next.container, next.image
+	b.sb.ImageID, b.sb.Episode = sb.ImageID, sb.Episode
+	b.touched++
+	b.same = nil
+	n.standLocked(b, sandbox.Awake, false)
+	n.goLocked(func() { n.watch(b, k) })
+	n.mu.Unlock()
+	if old != nil {
+		n.discard(old)
+	}
+	return sb.Episode, time.Since(start), nil
+}
+
+// embody gives a box a kernel that is what the snapshot says.
+func (n *Node) embody(ctx context.Context, b *box, from sandbox.Snapshot) (runtime.Kernel, error) {
+	if from.Kind == sandbox.MemorySnapshot {
+		return n.restore(ctx, b.container, from.Content)
+	}
+	k, err := n.pool.take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := k.Attach(ctx, b.container); err != nil {
+		n.discard(k)
+		return nil, err
+	}
+	return k, nil
+}
+
+// Mount puts a directory snapshot into a sandbox.
+func (n *Node) Mount(ctx context.Context, id string, from sandbox.Snapshot, path string, unpack bool) error {
+	const op = "node.mount"
+	if err := n.call(); err != nil {
+		return err
+	}
+	defer n.calls.Done()
+	if n.states == nil {
+		return sandbox.Errorf(sandbox.Unsupported, op, "this node keeps no state")
+	}
+	b, release, err := n.hold(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if unpack {
+		return sandbox.WithOp(op, n.unpack(ctx, b, from, path))
+	}
+	giveBack, err := n.own(ctx, b)
+	if err != nil {
+		return err
+	}
+	defer giveBack()
+	k := n.inside(b)
+	m, ok := k.(runtime.Mounter)
+	d, can := n.cfg.Images.(Deriver)
+	if !ok || !can {
+		return sandbox.Errorf(sandbox.Unsupported, op, "runtime %s cannot mount", n.cfg.Driver.Name()).WithHint("unpack it instead")
+	}
+	img, err := n.piped(ctx, from.Content, func(r io.Reader) (sandbox.Image, error) {
+		return d.FromTar(ctx, r, func(sandbox.Progress) {})
+	})
+	if err != nil {
+		return sandbox.WithOp(op, err)
+	}
+	file, err := n.cfg.Images.Path(img.ID)
+	if err != nil {
+		return sandbox.WithOp(op, err)
+	}
+	return sandbox.WithOp(op, n.explain(b, k, m.Mount(ctx, file, path)))
+}
+
+// unpack writes a directory snapshot into the sandbox's own files.
+func (n *Node) unpack(ctx context.Context, b *box, from sandbox.Snapshot, path string) error {
+	f, err := n.states.spool()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := n.states.tar(ctx, from.Content, f); err != nil {
+		return asDiskError(err)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	op := guest.BulkOp{Kind: "untar", Path: path, User: b.image.User}
+	op.Write.Parents = true
+	return n.inside(b).Bulk(ctx, op, f, nil)
+}

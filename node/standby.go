@@ -1,0 +1,361 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Standby is two steps down from running. Hot: the kernel stands still and
+// keeps its memory; 1 ms each way. Cold: its state is in the content store and
+// the kernel is gone; what is left is an entry here and in the journal. Every
+// call that needs the sandbox wakes it (hold).
+//
+// Hot is not journaled: the driver knows of a kernel it adopts whether it is
+// paused. Cold is, after the content is durable and before the kernel goes, so
+// that at every moment one of the two is there.
+
+const (
+	pauseTimeout = 30 * time.Second
+	// coolTimeout bounds writing the memory of a sandbox to disk.
+	coolTimeout = 5 * time.Minute
+	// wakeTimeout bounds a wake, waiting for room on the machine included.
+	wakeTimeout = 2 * time.Minute
+	roomEvery   = 100 * time.Millisecond
+)
+
+// Pause puts a sandbox on standby. Calls under way stand still with it; on the
+// way to cold there must be none.
+func (n *Node) Pause(ctx context.Context, id string, cold bool) error {
+	if err := n.call(); err != nil {
+		return err
+	}
+	defer n.calls.Done()
+	b, err := n.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	giveBack, err := n.own(ctx, b)
+	if err != nil {
+		return err
+	}
+	defer giveBack()
+	if !cold {
+		return sandbox.WithOp("node.pause", n.freeze(b, true, false))
+	}
+	return sandbox.WithOp("node.pause", n.cool(b))
+}
+
+// Resume wakes a sandbox, and says how long that took.
+func (n *Node) Resume(ctx context.Context, id string) (took time.Duration, err error) {
+	start := time.Now()
+	if err := n.call(); err != nil {
+		return 0, err
+	}
+	defer n.calls.Done()
+	_, release, err := n.hold(ctx, id)
+	if err != nil {
+		return 0, sandbox.WithOp("node.resume", err)
+	}
+	release()
+	return time.Since(start), nil
+}
+
+// Standby lists the sandboxes that are not awake.
+func (n *Node) Standby() map[string]sandbox.Standby {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := map[string]sandbox.Standby{}
+	for id, b := range n.live {
+		if b.sb.Standby != sandbox.Awake {
+			out[id] = b.sb.Standby
+		}
+	}
+	return out
+}
+
+// freeze makes an awake sandbox hot; the caller owns it. busy says that calls
+// under way do not matter. From the moment it is marked, calls wait to wake it.
+func (n *Node) freeze(b *box, busy, idled bool) error {
+	n.mu.Lock()
+	k := b.kernel
+	if b.sb.Standby != sandbox.Awake || !busy && b.active > 0 {
+		n.mu.Unlock()
+		return nil
+	}
+	p, ok := k.(runtime.Pauser)
+	if !ok {
+		n.mu.Unlock()
+		return sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot pause", n.cfg.Driver.Name())
+	}
+	n.standLocked(b, sandbox.Hot, idled)
+	n.mu.Unlock()
+	ctx, cancel := context.WithTimeout(b.ctx, pauseTimeout)
+	defer cancel()
+	err := p.Pause(ctx)
+	if err == nil {
+		return nil
+	}
+	if p.Paused() { // it stands, but for a detail
+		n.log.Warn("a pause was not clean", "sandbox", b.id, "err", err)
+		return nil
+	}
+	n.mu.Lock()
+	n.standLocked(b, sandbox.Awake, false)
+	n.mu.Unlock()
+	return n.explain(b, k, err)
+}
+
+// standLocked records where a sandbox stands now.
+func (n *Node) standLocked(b *box, s sandbox.Standby, idled bool) {
+	now := time.Now()
+	b.sb.Standby, b.since, b.idled = s, now, idled
+	if s == sandbox.Awake {
+		b.lastActive = now
+	}
+	n.armLocked(b)
+}
+
+// explain prefers the end of a sandbox over the broken call it caused.
+func (n *Node) explain(b *box, k runtime.Kernel, err error) error {
+	if err != nil && isDone(k) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.endLocked(b, endOf(k.Exit()), true)
+		if b.end != nil {
+			return endedError(b.id, *b.end)
+		}
+	}
+	if cause := context.Cause(b.ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// cool puts a sandbox on disk; the caller owns it. If that fails it is as it
+// was.
+func (n *Node) cool(b *box) (err error) {
+	if n.states == nil {
+		return sandbox.Errorf(sandbox.Unsupported, "", "this node keeps no state: cold standby needs a content store")
+	}
+	n.mu.Lock()
+	was, active := b.sb.Standby, b.active
+	n.mu.Unlock()
+	switch {
+	case was == sandbox.Cold:
+		return nil
+	case active > 0:
+		return &sandbox.Error{Class: sandbox.Precondition, Msg: "calls to the sandbox are under way",
+			Hint: "end them first, or pause it in memory only"}
+	}
+	if err := n.freeze(b, false, false); err != nil {
+		return err
+	}
+	if was == sandbox.Awake {
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, n.thaw(b))
+			}
+		}()
+	}
+	n.mu.Lock()
+	k, now := b.kernel, b.sb.Standby
+	n.mu.Unlock()
+	if now != sandbox.Hot {
+		return &sandbox.Error{Class: sandbox.Precondition, Msg: "a call to the sandbox came in between", Hint: "try again"}
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, coolTimeout)
+	defer cancel()
+	c, _, err := n.checkpoint(ctx, b, k, true)
+	if err != nil {
+		return n.explain(b, k, err)
+	}
+	if err := n.journal.append(record{Kind: recCold, ID: b.id, Cold: &c}); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	b.cold, b.kernel = &c, nil
+	n.standLocked(b, sandbox.Cold, false)
+	n.releaseLocked(b)
+	n.mu.Unlock()
+	n.discard(k)
+	return nil
+}
+
+// wake brings a sandbox back. It goes on when the caller leaves: whoever comes
+// next waits less.
+func (n *Node) wake(ctx context.Context, b *box) error {
+	giveBack, err := n.own(ctx, b)
+	if err != nil {
+		return err
+	}
+	defer giveBack()
+	n.mu.Lock()
+	was := b.sb.Standby
+	n.mu.Unlock()
+	switch was {
+	case sandbox.Hot:
+		return n.thaw(b)
+	case sandbox.Cold:
+		return sandbox.WithOp("node.wake", n.warm(b))
+	}
+	return nil
+}
+
+// thaw makes a hot sandbox run.
+func (n *Node) thaw(b *box) error {
+	n.mu.Lock()
+	k, was := b.kernel, b.sb.Standby
+	n.mu.Unlock()
+	if was != sandbox.Hot {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, pauseTimeout)
+	defer cancel()
+	if err := k.(runtime.Pauser).Resume(ctx); err != nil {
+		return n.explain(b, k, err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.standLocked(b, sandbox.Awake, false)
+	return nil
+}
+
+// warm makes a cold sandbox run in a new kernel. If that fails it stays cold.
+// Between the restore and its record nobody can have seen it run, so a crash
+// there may begin again from the same state.
+func (n *Node) warm(b *box) error {
+	n.pool.begin()
+	defer n.pool.end()
+	ctx, cancel := context.WithTimeout(b.ctx, wakeTimeout)
+	defer cancel()
+	if err := n.room(ctx, b); err != nil {
+		return err
+	}
+	k, err := n.restore(ctx, b.container, *b.cold)
+	if err == nil {
+		err = n.journal.append(record{Kind: recCreated, ID: b.id, Entry: n.entryOf(b, k)})
+		if err != nil {
+			n.discard(k)
+		}
+	}
+	if err != nil {
+		n.mu.Lock()
+		n.releaseLocked(b)
+		n.mu.Unlock()
+		if cause := context.Cause(b.ctx); cause != nil {
+			return cause
+		}
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b.kernel, b.cold = k, nil
+	n.standLocked(b, sandbox.Awake, false)
+	n.goLocked(func() { n.watch(b, k) })
+	return nil
+}
+
+// entryOf is b's record with another kernel.
+func (n *Node) entryOf(b *box, k runtime.Kernel) *entry {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	sb := b.sb
+	sb.Standby = sandbox.Awake
+	return &entry{Sandbox: sb, Image: b.image, Kernel: k.Handle()}
+}
+
+// room waits until the machine has room for a sandbox that wakes: its caller
+// should see latency, not an error.
+func (n *Node) room(ctx context.Context, b *box) error {
+	for {
+		n.mu.Lock()
+		err := n.ledger.Admit(b.resources, time.Second)
+		b.held = err == nil
+		n.mu.Unlock()
+		if err == nil || sandbox.ClassOf(err) != sandbox.NoCapacity {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(roomEvery):
+		}
+	}
+}
+
+// pauseIdle is what an idle timeout does to a sandbox that asked for it.
+func (n *Node) pauseIdle(b *box) {
+	giveBack, err := n.own(n.ctx, b)
+	if err != nil {
+		return
+	}
+	defer giveBack()
+	if err := n.freeze(b, false, true); err != nil {
+		n.log.Warn("an idle sandbox could not be paused", "sandbox", b.id, "err", err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if b.end == nil {
+		n.armLocked(b)
+	}
+}
+
+// coolIdle puts a hot sandbox on disk.
+func (n *Node) coolIdle(b *box) {
+	giveBack, err := n.own(n.ctx, b)
+	if err != nil {
+		return
+	}
+	defer giveBack()
+	n.mu.Lock()
+	hot := b.sb.Standby == sandbox.Hot
+	n.mu.Unlock()
+	if !hot {
+		return // woken in between
+	}
+	if err := n.cool(b); err != nil {
+		n.log.Warn("a paused sandbox could not be put on disk", "sandbox", b.id, "err", err)
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if b.end == nil && b.sb.Standby == sandbox.Hot {
+			n.standLocked(b, sandbox.Hot, b.idled) // tried again after the same time
+		}
+	}
+}
+
+// relieve puts hot sandboxes on disk while the machine is short of memory, those
+// that sleep longest first, one at a time.
+func (n *Node) relieve() {
+	if n.states == nil {
+		return
+	}
+	for n.cfg.freeMemory() < 0 {
+		n.mu.Lock()
+		var hot []*box
+		for _, b := range n.live {
+			if b.sb.Standby == sandbox.Hot && b.active == 0 && b.end == nil {
+				hot = append(hot, b)
+			}
+		}
+		slices.SortFunc(hot, func(a, b *box) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.id, b.id)) })
+		n.mu.Unlock()
+		if len(hot) == 0 || n.ctx.Err() != nil {
+			return
+		}
+		b := hot[0]
+		n.log.Info("short of memory: a paused sandbox goes to disk", "sandbox", b.id)
+		n.coolIdle(b)
+		n.mu.Lock()
+		stuck := b.sb.Standby == sandbox.Hot && b.end == nil
+		n.mu.Unlock()
+		if stuck {
+			return // the disk is full too, or it was just paused again
+		}
+	}
+}
