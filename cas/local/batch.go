@@ -13,7 +13,8 @@ import (
 )
 
 // syncers is how many files a batch syncs at a time. They share the commits of
-// the file system's journal; see the benchmark BenchmarkBatch for the number.
+// the file system's journal (BenchmarkBatch: 300 blobs in less than half the time
+// of 300 Puts). 16 was chosen, not tuned.
 // syncfs(2) was rejected: it also waits for whatever else is dirty on the file
 // system, and the writable layers of sandboxes are gigabytes of that.
 const syncers = 16
