@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // blanks is the second pool: kernels made half-way (runtime.Blanker). A memory
@@ -15,15 +16,25 @@ import (
 type blanks struct {
 	n    *Node
 	make runtime.Blanker // nil: the driver has none and this holds nothing
-	want int
-	wake chan struct{} // capacity 1
+	base int             // held when nobody comes
+	wake chan struct{}   // capacity 1
 
-	// making is held while one is being made and while the driver is swept.
-	making sync.Mutex
+	// making is read-locked while one is being made, locked while the driver is
+	// swept.
+	making sync.RWMutex
 
 	mu    sync.Mutex
 	ready []runtime.Blank
+	want  int       // base, and more after somebody found none
+	last  time.Time // of the demand that raised it
 }
+
+const (
+	// mostBlanks are held after a burst of restores; a fork of eight is usual.
+	mostBlanks = 8
+	// blankFade without a restore takes the pool back to its base.
+	blankFade = time.Minute
+)
 
 // blankRetry is how long a failed or put-off attempt waits for the next.
 const blankRetry = 250 * time.Millisecond
@@ -33,7 +44,58 @@ func newBlanks(n *Node, want int) *blanks {
 	if maker == nil {
 		want = 0
 	}
-	return &blanks{n: n, make: maker, want: want, wake: make(chan struct{}, 1)}
+	return &blanks{n: n, make: maker, base: want, want: want, wake: make(chan struct{}, 1)}
+}
+
+// get returns a blank kernel, made now if none is ready.
+func (b *blanks) get(ctx context.Context) (runtime.Blank, error) {
+	if b.make == nil {
+		return nil, sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot restore memory", b.n.cfg.Driver.Name())
+	}
+	k := b.take()
+	b.mu.Lock()
+	b.last = time.Now()
+	if k == nil && b.base > 0 {
+		b.want = min(b.want+1, max(mostBlanks, b.base))
+	}
+	b.mu.Unlock()
+	if k != nil {
+		return k, nil
+	}
+	return b.one(ctx)
+}
+
+// giveBack returns a blank that was not used after all.
+func (b *blanks) giveBack(k runtime.Blank) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ready = append(b.ready, k)
+}
+
+// one makes a blank kernel.
+func (b *blanks) one(ctx context.Context) (runtime.Blank, error) {
+	b.making.RLock()
+	defer b.making.RUnlock()
+	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	defer cancel()
+	id := newKernelID()
+	b.n.kernels.add(id)
+	k, err := b.make.Blank(ctx, id)
+	if err != nil {
+		b.n.kernels.remove(id)
+		return nil, err
+	}
+	return k, nil
+}
+
+// short says whether another blank is wanted. A demand that has passed fades.
+func (b *blanks) short() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.want > b.base && time.Since(b.last) > blankFade {
+		b.want = b.base
+	}
+	return len(b.ready) < b.want
 }
 
 // take returns a blank kernel, or nil if none is ready.
@@ -70,7 +132,7 @@ func (b *blanks) run(ctx context.Context) {
 	failures := 0
 	for {
 		var again <-chan time.Time
-		if b.count() < b.want {
+		if b.short() {
 			again = time.After(blankRetry)
 			if b.n.pool.satisfied() {
 				if err := b.fill(ctx); err != nil {
@@ -93,21 +155,11 @@ func (b *blanks) run(ctx context.Context) {
 }
 
 func (b *blanks) fill(ctx context.Context) error {
-	b.making.Lock()
-	defer b.making.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
-	defer cancel()
-	id := newKernelID()
-	b.n.kernels.add(id)
-	k, err := b.make.Blank(ctx, id)
-	if err != nil {
-		b.n.kernels.remove(id)
-		return err
+	k, err := b.one(ctx)
+	if err == nil {
+		b.giveBack(k)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.ready = append(b.ready, k)
-	return nil
+	return err
 }
 
 // exclusively runs f while no blank is being made.

@@ -33,6 +33,7 @@ func (n *Node) collect() {
 			return
 		case <-disk.C:
 			n.checkDisk()
+			n.relieve()
 		case <-sweep:
 			// A sweep stops boots, which creators in the queue would feel;
 			// but a node that is never idle must be swept too.

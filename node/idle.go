@@ -110,7 +110,7 @@ func (n *Node) checkIdle(b *box) {
 	now := time.Now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if b.end != nil {
+	if b.end != nil || b.sb.Standby != sandbox.Awake {
 		return
 	}
 	d := b.sb.Spec.IdleTimeout

@@ -62,6 +62,10 @@ func (n *Node) recover(ctx context.Context, was *state) error {
 // ends in between leaves it as it is.
 func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 	id := e.Sandbox.ID
+	if e.Cold != nil {
+		n.asleep(e)
+		return
+	}
 	k, err := n.adopt(ctx, e.Kernel)
 	switch {
 	case ctx.Err() != nil:
@@ -81,9 +85,16 @@ func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 		return
 	}
 
-	in, err := n.cfg.inspect(ctx, k)
 	path, pathErr := n.cfg.Images.Path(e.Sandbox.ImageID)
 	b := newBox(e.Sandbox, e.Image, path)
+	hot := false // a guest that stands still does not answer
+	if p, ok := k.(runtime.Pauser); ok {
+		hot = p.Paused()
+	}
+	in, err := inside{attached: true}, error(nil)
+	if !hot {
+		in, err = n.cfg.inspect(ctx, k)
+	}
 	switch {
 	case ctx.Err() != nil:
 		return
@@ -108,9 +119,34 @@ func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 	n.kernels.add(k.ID())
 	n.mu.Lock()
 	n.ledger.Hold(b.resources)
+	b.held = true
 	n.live[id] = b
 	n.mu.Unlock()
 	n.run(b, k)
+	if hot {
+		n.mu.Lock()
+		// Who paused it is not known any more: as if it had been idle, if that
+		// is what it does then.
+		n.standLocked(b, sandbox.Hot, b.sb.Spec.OnIdle == sandbox.IdlePause)
+		n.mu.Unlock()
+	}
+}
+
+// asleep takes back a sandbox that has no kernel. A restart of the machine does
+// not touch it.
+func (n *Node) asleep(e *entry) {
+	path, err := n.cfg.Images.Path(e.Sandbox.ImageID)
+	if err != nil {
+		n.log.Warn("the image of a sandbox in cold standby is not here", "sandbox", e.Sandbox.ID, "err", err)
+	}
+	b := newBox(e.Sandbox, e.Image, path)
+	b.cold = e.Cold
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b.sb.State = sandbox.Running
+	n.live[b.id] = b
+	close(b.ready)
+	n.standLocked(b, sandbox.Cold, false)
 }
 
 // adopt asks the driver for a kernel, more than once if it fails for another

@@ -44,10 +44,11 @@ func (n *Node) Reset(ctx context.Context, id string) (episode int64, took time.D
 	n.mu.Unlock()
 	rctx, cancel := context.WithTimeout(b.ctx, resetTimeout)
 	defer cancel()
-	if err := b.kernel.Reset(rctx, b.container); err != nil {
+	k := n.inside(b)
+	if err := k.Reset(rctx, b.container); err != nil {
 		end := sandbox.End{Cause: sandbox.Infra, Detail: "reset failed: " + err.Error()}
-		if isDone(b.kernel) {
-			end = endOf(b.kernel.Exit())
+		if isDone(k) {
+			end = endOf(k.Exit())
 		}
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -66,11 +67,10 @@ func (n *Node) SetExpiry(ctx context.Context, id string, at time.Time) error {
 		return err
 	}
 	defer n.calls.Done()
-	b, release, err := n.hold(ctx, id)
+	b, err := n.find(ctx, id) // without waking it
 	if err != nil {
 		return err
 	}
-	defer release()
 	giveBack, err := n.own(ctx, b)
 	if err != nil {
 		return err
@@ -82,6 +82,7 @@ func (n *Node) SetExpiry(ctx context.Context, id string, at time.Time) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	b.sb.ExpiresAt = at
+	b.lastActive = time.Now()
 	n.armLocked(b)
 	return nil
 }
