@@ -58,10 +58,10 @@ bin/cove-guest: FORCE
 	@$(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/cove-guest
 
 # Its version is go.mod's. Linked anew only when that may have changed.
-bin/runsc: go.mod go.sum
+bin/runsc: go.mod go.sum $(wildcard cmd/runsc/*.go)
 	@mkdir -p bin
 	@echo 'building runsc from the pinned gVisor: one to two minutes the first time'
-	@start=$$SECONDS; $(GOBUILD) -ldflags '-s -w' -o $@ gvisor.dev/gvisor/runsc && touch $@ && echo "runsc built in $$((SECONDS-start)) s"
+	@start=$$SECONDS; $(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/runsc && touch $@ && echo "runsc built in $$((SECONDS-start)) s"
 
 deps: ## install the system packages a server needs (apt; only what is missing)
 	@scripts/deps.sh server

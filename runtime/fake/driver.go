@@ -28,7 +28,10 @@ func (h *Host) Open() *Driver { return &Driver{host: h, kernels: map[string]*ker
 func (d *Driver) Name() string { return "fake" }
 
 // Capabilities: kernels survive their driver, if not the process.
-func (d *Driver) Capabilities() runtime.Capabilities { return runtime.Capabilities{Adopt: true} }
+// Checkpoints hold files only.
+func (d *Driver) Capabilities() runtime.Capabilities {
+	return runtime.Capabilities{Adopt: true, Pause: true, Checkpoint: true, Diff: true}
+}
 
 func (d *Driver) Boot(ctx context.Context, id string) (runtime.Kernel, error) {
 	if err := d.enter(ctx, Boot, id); err != nil {
@@ -89,6 +92,9 @@ func (d *Driver) Close() error {
 
 func (d *Driver) view(m *machine) *kernel {
 	k := &kernel{d: d, m: m, guest: guest.NewClient(m.dial, m.secret)}
+	if k.Paused() {
+		k.guest.Hold()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.kernels[m.id] = k

@@ -17,6 +17,12 @@ const (
 	Reset   Op = "reset"
 	Destroy Op = "destroy"
 	Sweep   Op = "sweep"
+
+	Pause      Op = "pause"
+	Resume     Op = "resume"
+	Checkpoint Op = "checkpoint"
+	Restore    Op = "restore"
+	Diff       Op = "diff"
 )
 
 // faults are what a test asked to go wrong.

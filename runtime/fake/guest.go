@@ -58,6 +58,11 @@ func (k *kernel) populate(ctx context.Context, c runtime.Container) error {
 	if err := os.Mkdir(filepath.Join(k.m.root, "tmp"), 0o777); err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, "fake.attach", "%w", err)
 	}
+	return k.serve(ctx, c)
+}
+
+// serve has the guest serve the machine's directory.
+func (k *kernel) serve(ctx context.Context, c runtime.Container) error {
 	env := slices.Clone(c.Rootfs.Env)
 	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
 		env = append(env, name+"="+c.Env[name]) // the last of a name counts

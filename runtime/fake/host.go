@@ -154,6 +154,7 @@ type machine struct {
 
 	mu       sync.Mutex
 	attached bool
+	paused   bool
 	dead     bool
 	exit     runtime.Exit
 }

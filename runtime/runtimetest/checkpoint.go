@@ -387,19 +387,18 @@ func (s *suite) testRestoreConcurrent(t *testing.T) {
 // A kernel that dies amid a checkpoint leaves an error and nothing else.
 func (s *suite) testCheckpointKilled(t *testing.T) {
 	d := s.open(t)
-	s.need(t, d, "able to checkpoint", d.Capabilities().Checkpoint && s.Kill != nil)
+	s.need(t, d, "able to checkpoint processes", d.Capabilities().Processes && s.Kill != nil)
 	k := s.attached(t, d)
-	if d.Capabilities().Processes { // enough that it is not over at once
-		spec := sandbox.ProcessSpec{ExecID: "big", User: "root", Args: []string{"python3", "-uc", "import os,time; x=os.urandom(200<<20); print('up'); time.sleep(1000)"}}
-		up := make(chan struct{})
-		go k.Guest().Start(deadline(t), spec, 0, func(e sandbox.ProcessEvent) error {
-			if e.Output != nil {
-				close(up)
-			}
-			return nil
-		})
-		waitFor(t, "memory", up)
-	}
+	// Enough that it is not over at once.
+	spec := sandbox.ProcessSpec{ExecID: "big", User: "root", Args: []string{"python3", "-uc", "import os,time; x=os.urandom(200<<20); print('up'); time.sleep(1000)"}}
+	up := make(chan struct{})
+	go k.Guest().Start(deadline(t), spec, 0, func(e sandbox.ProcessEvent) error {
+		if e.Output != nil {
+			close(up)
+		}
+		return nil
+	})
+	waitFor(t, "memory", up)
 	dir := t.TempDir()
 	failed := make(chan error, 1)
 	go func() {

@@ -69,7 +69,7 @@ func (s *suite) diff(t *testing.T, k runtime.Kernel) map[string]string {
 
 func (s *suite) testDiff(t *testing.T) {
 	d := s.open(t)
-	s.need(t, d, "able to diff", d.Capabilities().Diff)
+	s.need(t, d, "able to diff an image's content", d.Capabilities().Diff && d.Capabilities().Isolated)
 	k := s.attached(t, d)
 	pristine := s.diff(t, k)
 	s.sh(t, k, `umask 022; cd /
