@@ -111,7 +111,7 @@ func Open(ctx context.Context, c Config) (*Driver, error) {
 func (d *Driver) Name() string { return driverName }
 
 func (d *Driver) Capabilities() runtime.Capabilities {
-	return runtime.Capabilities{Isolated: true, Limits: true, Adopt: true}
+	return runtime.Capabilities{Isolated: true, Limits: true, Adopt: true, Volumes: true}
 }
 
 // Close leaves kernels running.

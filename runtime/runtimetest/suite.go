@@ -81,6 +81,7 @@ func Run(t *testing.T, f Factory) {
 		{"DiskLimit", s.testDiskLimit},
 		{"PidsLimit", s.testPidsLimit},
 		{"CPULimit", s.testCPULimit},
+		{"Volume", s.testVolume},
 	} {
 		t.Run(c.name, c.run)
 	}
