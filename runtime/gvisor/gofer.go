@@ -58,13 +58,14 @@ func (k *Kernel) watchGofer(cmd *exec.Cmd, cid string) error {
 		if err != nil {
 			k.d.log.Warn("watching the volumes' file server", "kernel", k.id, "err", err)
 		}
-		err = cmd.Wait() // it has ended: this does not block
+		if err = cmd.Wait(); err == nil { // it has ended: this does not block
+			_ = os.Remove(k.volumesFile(cid)) // its container was left
+			return
+		}
 		select {
 		case <-k.done: // it was killed with the kernel
 		default:
-			if err != nil { // not because its container was left
-				k.d.log.Error("the file server of the volumes ended", "kernel", k.id, "container", cid, "err", err)
-			}
+			k.d.log.Error("the file server of the volumes ended", "kernel", k.id, "container", cid, "err", err)
 		}
 	})
 	return nil

@@ -82,6 +82,12 @@ func Run(t *testing.T, f Factory) {
 		{"PidsLimit", s.testPidsLimit},
 		{"CPULimit", s.testCPULimit},
 		{"Volume", s.testVolume},
+		{"VolumeReadOnly", s.testVolumeReadOnly},
+		{"VolumeShared", s.testVolumeShared},
+		{"VolumeReset", s.testVolumeReset},
+		{"VolumeAdopt", s.testVolumeAdopt},
+		{"VolumeRefused", s.testVolumeRefused},
+		{"VolumeEscape", s.testVolumeEscape},
 	} {
 		t.Run(c.name, c.run)
 	}
