@@ -73,12 +73,12 @@ func fileError(p string, err error) error {
 		return err
 	case errors.Is(err, fs.ErrNotExist):
 		return sandbox.Errorf(sandbox.NotFound, "", "%s: %w", p, err)
-	case errors.Is(err, fs.ErrExist):
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
+		return sandbox.Errorf(sandbox.Precondition, "", "%s: %w", p, err)
+	case errors.Is(err, fs.ErrExist): // which a directory that is not empty also is
 		return sandbox.Errorf(sandbox.AlreadyExists, "", "%s: %w", p, err)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return sandbox.Errorf(sandbox.DiskFull, "", "%s: %w", p, err).WithHint("remove files, or resize the volume")
-	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
-		return sandbox.Errorf(sandbox.Precondition, "", "%s: %w", p, err)
 	case errors.Is(err, unix.ENAMETOOLONG):
 		return sandbox.Errorf(sandbox.Invalid, "", "%s: %w", p, err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

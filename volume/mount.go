@@ -179,13 +179,36 @@ func (s *Set) unmount(v *volume) error {
 // detach syncs and unmounts. The sync is not left to the unmount: with a copy
 // of the mount in another namespace that is not the last.
 func detach(point string) error {
+	if err := drop(point); err != nil {
+		return err
+	}
+	return os.Remove(point)
+}
+
+// drop is detach that leaves the mount point.
+//
+// A mount is busy while any process has a file of it open. That may be a child
+// of ours between fork and exec, with copies of all our files: a few
+// milliseconds, waited for. What has it longer (somebody's shell) can finish
+// on a mount without a name: openLoop finds its file system again.
+func drop(point string) error {
 	if err := syncFS(point); err != nil {
 		return fmt.Errorf("syncing %s: %w", point, err)
 	}
-	if err := unix.Unmount(point, unix.UMOUNT_NOFOLLOW); err != nil {
-		return fmt.Errorf("unmounting %s: %w", point, err)
+	for wait := time.Millisecond; ; wait *= 2 {
+		flags := unix.UMOUNT_NOFOLLOW
+		if wait > 256*time.Millisecond {
+			flags |= unix.MNT_DETACH
+		}
+		err := unix.Unmount(point, flags)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || flags&unix.MNT_DETACH != 0 {
+			return fmt.Errorf("unmounting %s: %w", point, err)
+		}
+		time.Sleep(wait)
 	}
-	return os.Remove(point)
 }
 
 func syncFS(point string) error {

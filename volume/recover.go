@@ -67,8 +67,12 @@ func (s *Set) readRecords() error {
 			err = fmt.Errorf("its name %q is also that of %s", rec.Name, s.names[rec.Name])
 		}
 		if err != nil {
+			class := sandbox.Corrupt
+			if e := (*sandbox.Error)(nil); errors.As(err, &e) {
+				class = e.Class
+			}
 			// Not to be guessed at: it may be somebody's only copy.
-			return sandbox.Errorf(sandbox.Corrupt, "", "volume %s: %w", strings.TrimSuffix(filepath.Base(p), ".json"), err).
+			return sandbox.Errorf(class, "", "volume %s: %w", strings.TrimSuffix(filepath.Base(p), ".json"), err).
 				WithHint("restore the file, or move the volume's .json and .img out of %s", filepath.Dir(p))
 		}
 		s.volumes[rec.ID], s.names[rec.Name] = newVolume(rec), rec.ID
@@ -94,15 +98,8 @@ func (s *Set) sweepMounts() error {
 			v.mounted = true
 			continue
 		}
-		if err := syncFS(p); err != nil {
-			return fmt.Errorf("syncing %s: %w", p, err)
-		}
-		err := unix.Unmount(p, unix.UMOUNT_NOFOLLOW)
-		if errors.Is(err, unix.EBUSY) { // somebody's shell is there: it can finish, see openLoop
-			err = unix.Unmount(p, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
-		}
-		if err != nil {
-			return fmt.Errorf("unmounting %s: %w", p, err)
+		if err := drop(p); err != nil {
+			return err
 		}
 	}
 	ents, err := os.ReadDir(filepath.Join(s.dir, "mnt"))

@@ -484,6 +484,39 @@ func TestOneFileSystemPerImage(t *testing.T) {
 	other.Wait()
 }
 
+// A process that stays in a mount does not keep the volume from going on.
+func TestBusyMount(t *testing.T) {
+	s := open(t, tempDir(t), Options{})
+	v := create(t, s, "v", 16*mib)
+	host, err := s.Attach(t.Context(), v.ID, "sb", ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(host, "open"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := s.Detach(t.Context(), v.ID, "sb"); err != nil {
+		t.Fatal(err)
+	}
+	if points, _ := mountPoints(s.dir); len(points) > 0 {
+		t.Errorf("mounts: %v", points)
+	}
+	if _, err := f.WriteString("late"); err != nil {
+		t.Fatal(err)
+	}
+	if got := get(t, s, v.ID, "open"); got != "late" { // the same file system
+		t.Errorf("%q", got)
+	}
+	_, err = s.Resize(t.Context(), v.ID, 64*mib)
+	expectClass(t, "a resize beside it", err, sandbox.Conflict)
+	f.Close()
+	if _, err = s.Resize(t.Context(), v.ID, 64*mib); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestConcurrent(t *testing.T) {
 	s := open(t, tempDir(t), Options{})
 	v := create(t, s, "v", 32*mib)
