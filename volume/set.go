@@ -3,7 +3,6 @@ package volume
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -305,17 +304,7 @@ func Supported() error {
 		return fail(op, err)
 	}
 	if !slices.Contains(strings.Fields(string(b)), "ext4") {
-		if _, err := os.Stat(fmt.Sprintf("/lib/modules/%s/kernel/fs/ext4", release())); err != nil {
-			return sandbox.Errorf(sandbox.Unsupported, op, "this kernel has no ext4").WithHint("modprobe ext4")
-		}
+		return sandbox.Errorf(sandbox.Unsupported, op, "this kernel has no ext4, or has not loaded it").WithHint("modprobe ext4")
 	}
 	return nil
-}
-
-func release() string {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return ""
-	}
-	return unix.ByteSliceToString(u.Release[:])
 }
