@@ -35,6 +35,7 @@ type Capabilities struct {
 	Processes  bool // a checkpoint holds processes and memory too
 	Diff       bool // Differ
 	Mount      bool // Mounter
+	Volumes    bool // host directories can be mounted into a container
 }
 
 // Driver makes and finds kernels. Safe for concurrent use.
@@ -100,6 +101,29 @@ type Container struct {
 	Rootfs    Rootfs
 	Env       map[string]string // over the image's
 	Resources sandbox.Resources
+	Volumes   []Volume // no target in another
+}
+
+// Volume is a host directory in a container. Its content outlives every
+// container and kernel: a write that has returned inside survives whatever ends
+// the sandbox. Code inside can reach nothing of the host but what is below
+// Source; device nodes and setuid bits there mean nothing.
+//
+// Whoever else has the directory sees a change once the call that made it has
+// returned, and inside a change made elsewhere is seen by the next call.
+type Volume struct {
+	Source   string // a directory of the host: the volume's, and nothing else
+	Target   string // absolute and clean, not / and not in /proc, /sys or /dev
+	ReadOnly bool   // refused by the host too, not only inside
+	Shared   bool   // others may write at the same time; a driver may cache more without
+}
+
+// VolumeChecker is a kernel that can say whether its container's volumes are
+// served. The error is typed (sandbox.Unavailable) and tells which are not: the
+// rest of the sandbox goes on, calls on those give I/O errors, and a Reset
+// repairs it.
+type VolumeChecker interface {
+	VolumesErr(ctx context.Context) error
 }
 
 // Kernel is one booted kernel. Safe for concurrent use, except that Attach,

@@ -7,6 +7,7 @@ set -euo pipefail
 server=(
   "command -v mkfs.erofs|erofs-utils"
   "command -v mmdebstrap|mmdebstrap"
+  "command -v mkfs.ext4|e2fsprogs"
   "command -v tar|tar"
   "test -e /etc/ssl/certs/ca-certificates.crt|ca-certificates"
   "python3 -c 'import venv, ensurepip'|python3-venv"

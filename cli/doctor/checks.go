@@ -200,6 +200,27 @@ func checkMmdebstrap(p Probes, c Config) Result {
 	return ok("mmdebstrap", path)
 }
 
+// checkVolumes warns: without them a server runs, and says of volumes that they
+// are not supported.
+func checkVolumes(p Probes) Result {
+	const without = "; sandboxes work, volumes do not"
+	for _, name := range []string{"mkfs.ext4", "e2fsck", "resize2fs"} {
+		if _, err := p.LookPath(name); err == nil {
+			continue
+		}
+		if _, err := p.Stat("/usr/sbin/" + name); err != nil { // not in everybody's path
+			return warn("volumes", name+" is not installed"+without, "apt-get install -y e2fsprogs")
+		}
+	}
+	if _, err := p.Stat("/dev/loop-control"); err != nil {
+		return warn("volumes", "no loop devices"+without, "modprobe loop; in a container, run it privileged with /dev of the host")
+	}
+	if b, err := p.ReadFile("/proc/filesystems"); err != nil || !slices.Contains(strings.Fields(string(b)), "ext4") {
+		return warn("volumes", "this kernel has no ext4, or has not loaded it"+without, "modprobe ext4")
+	}
+	return ok("volumes", "ext4 on loop devices")
+}
+
 func checkDisk(p Probes, c Config) Result {
 	dir := c.Data
 	for dir != "/" && dir != "." {

@@ -81,6 +81,7 @@ func Run(ctx context.Context, p Probes, c Config) []Result {
 		checkGuest(p, c),
 		checkErofs(p),
 		checkMmdebstrap(p, c),
+		checkVolumes(p),
 		checkDisk(p, c),
 		checkMemory(p),
 		checkLimits(p),

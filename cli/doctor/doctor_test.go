@@ -30,6 +30,7 @@ func goodMachine() *machine {
 		"/sys/fs/cgroup/cgroup.controllers":      "cpuset cpu io memory hugetlb pids rdma misc\n",
 		"/var/lib/cove":                          "/", "/var/lib": "/", "/var": "/", "/": "/",
 		"/opt/cove/runsc": "elf", "/opt/cove/cove-guest": "elf",
+		"/dev/loop-control": "", "/proc/filesystems": "nodev\tproc\n\text4\n",
 	}}
 	for _, ns := range []string{"mnt", "pid", "net", "ipc", "uts", "user"} {
 		m.files["/proc/self/ns/"+ns] = ""
@@ -133,6 +134,12 @@ func TestEachMissingThingIsNamedWithItsFix(t *testing.T) {
 			m.Output = func(context.Context, string, ...string) (string, error) { return "", errors.New("exec format error") }
 		}, "runsc", Fail, "exec format error", "make build"},
 		{"no guest", func(m *machine) { delete(m.files, "/opt/cove/cove-guest"); m.missing = []string{"cove-guest"} }, "guest", Fail, "no cove-guest", "make build"},
+		{"no e2fsprogs", func(m *machine) { m.missing = []string{"resize2fs"} }, "volumes", Warn, "resize2fs is not installed", "apt-get install -y e2fsprogs"},
+		{"e2fsprogs out of the path", func(m *machine) {
+			m.missing, m.files["/usr/sbin/mkfs.ext4"] = []string{"mkfs.ext4"}, "elf"
+		}, "volumes", OK, "", ""},
+		{"no loop devices", func(m *machine) { delete(m.files, "/dev/loop-control") }, "volumes", Warn, "no loop devices", "modprobe loop"},
+		{"no ext4", func(m *machine) { m.files["/proc/filesystems"] = "\txfs\n" }, "volumes", Warn, "no ext4", "modprobe ext4"},
 		{"no erofs-utils", func(m *machine) { m.missing = []string{"mkfs.erofs"} }, "mkfs.erofs", Fail, "not installed", "apt-get install -y erofs-utils"},
 		{"no mmdebstrap", func(m *machine) { m.missing = []string{"mmdebstrap"} }, "mmdebstrap", Warn, "not installed", "apt-get install -y mmdebstrap"},
 		{"disk full", func(m *machine) { m.Space = func(string) (int64, int64, error) { return 1 << 30, 1e6, nil } }, "disk", Fail, "1.0 GiB free", "--data"},

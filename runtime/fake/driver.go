@@ -119,6 +119,9 @@ func (k *kernel) Attach(ctx context.Context, c runtime.Container) error {
 	if err := k.d.enter(ctx, Attach, k.m.id); err != nil {
 		return err
 	}
+	if len(c.Volumes) > 0 {
+		return sandbox.Errorf(sandbox.Unsupported, "fake.attach", "the fake driver has no volumes")
+	}
 	if err := k.m.claim(); err != nil {
 		return err
 	}

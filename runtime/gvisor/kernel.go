@@ -458,17 +458,23 @@ func (k *Kernel) launch(c runtime.Container, cid string) (initPID int, err error
 	}
 	defer stdin.Close()
 	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), d.guestfs)
+	vols, err := k.serveVolumes(c.Volumes, cid)
+	if err != nil {
+		return 0, err
+	}
+	defer vols.close()
+	spec.Mounts = append(spec.Mounts, vols.mounts...)
 	if err := k.sb.CreateSubcontainer(d.conf, cid, nil); err != nil {
 		return 0, err
 	}
 	err = k.sb.StartSubcontainer(spec, d.conf, cid,
-		[]*os.File{stdin, stdin, stdin}, []*os.File{image, guestfs}, []*os.File{layer}, nil,
-		[]specutils.GoferMountConf{
+		[]*os.File{stdin, stdin, stdin}, append([]*os.File{image, guestfs}, vols.files...), []*os.File{layer}, nil,
+		append([]specutils.GoferMountConf{
 			{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(c.Resources.Disk, 10)},
 			{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
-		})
+		}, vols.confs...))
 	if err != nil {
-		return 0, err
+		return 0, vols.explain(err)
 	}
 	procs, err := k.sb.Processes(cid)
 	if err != nil {

@@ -2,6 +2,7 @@ package gvisor
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/cove-sandbox/cove/runtime"
@@ -31,7 +32,7 @@ type spare struct {
 // serves says whether the spare is what c asks for. Environment, user and
 // working directory are the guest's to give when it enters.
 func (s *spare) serves(c runtime.Container) bool {
-	return s.err == nil && s.c.Rootfs.Path == c.Rootfs.Path && s.c.Resources.Disk == c.Resources.Disk
+	return s.err == nil && s.c.Rootfs.Path == c.Rootfs.Path && s.c.Resources.Disk == c.Resources.Disk && slices.Equal(s.c.Volumes, c.Volumes)
 }
 
 // spareSoonLocked sees to a spare after the container of an episode.

@@ -110,6 +110,13 @@ func Run(t *testing.T, f Factory) {
 		{"PausedCheckpoint", s.testPausedCheckpoint},
 		{"Diff", s.testDiff},
 		{"Mount", s.testMount},
+		{"Volume", s.testVolume},
+		{"VolumeReadOnly", s.testVolumeReadOnly},
+		{"VolumeShared", s.testVolumeShared},
+		{"VolumeReset", s.testVolumeReset},
+		{"VolumeAdopt", s.testVolumeAdopt},
+		{"VolumeRefused", s.testVolumeRefused},
+		{"VolumeEscape", s.testVolumeEscape},
 	} {
 		t.Run(c.name, c.run)
 	}

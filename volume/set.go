@@ -1,0 +1,310 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const (
+	// MinSize holds ext4's own tables and journal with room to spare.
+	MinSize = 16 << 20
+	// MaxSize is ext4's with 4 KiB blocks.
+	MaxSize = 16 << 40
+	// grain is what sizes are rounded up to.
+	grain = 1 << 20
+
+	format = "cove volumes 1\n"
+)
+
+var (
+	validID   = regexp.MustCompile(`^[a-z0-9]{1,40}$`)
+	validName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+)
+
+// Volume describes one. A copy: changing it changes nothing.
+type Volume struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name"`
+	Size    int64     `json:"size"` // the limit, in bytes; a little less is for files
+	Created time.Time `json:"created"`
+	From    string    `json:"from,omitempty"`    // id of the volume it was cloned from
+	Used    int64     `json:"used"`              // what it takes on the host's disk
+	Holders []Holder  `json:"holders,omitempty"` // who has it attached, by name
+}
+
+// Options of a Set.
+type Options struct {
+	Logger *slog.Logger
+	// Capacity bounds the sum of all sizes. 0 = what the disk has: volumes are
+	// sparse, but a node does not promise more than it could give.
+	Capacity int64
+	// Linger is how long a volume nobody uses stays mounted: a mount costs some
+	// 10 ms, which a client that puts file after file should pay once. 0 = 5 s,
+	// negative = not at all.
+	Linger time.Duration
+	// Holders are the attachments that live on from an earlier process: volume
+	// id → who. Their mounts are kept, or made again; all others are undone.
+	Holders map[string][]Holder
+
+	// step is called before each change of the disk. A test kills the process
+	// or fails the change there.
+	step func(string) error
+}
+
+// Set is the volumes of one directory. Safe for concurrent use.
+type Set struct {
+	dir  string
+	opts Options
+	log  *slog.Logger
+	lock *os.File
+
+	mu      sync.Mutex
+	volumes map[string]*volume // by id
+	names   map[string]string  // name → id, also of those being made
+	closed  bool
+}
+
+// volume is one with its state in this process.
+type volume struct {
+	id string
+
+	// slow is held (it has one place) by whoever mounts, unmounts, copies,
+	// resizes or deletes. Taken before Set.mu.
+	slow    chan struct{}
+	mounted bool // guarded by slow
+
+	// Guarded by Set.mu.
+	rec     record
+	holders map[string]Mode
+	users   int // calls under way that need it mounted
+	idle    *time.Timer
+	dead    bool // deleted, or being
+}
+
+// Open opens the volumes of a directory, made if it is not there. It is also
+// recovery: see the package comment.
+func Open(ctx context.Context, dir string, opts Options) (_ *Set, err error) {
+	const op = "volume.open"
+	if err := Supported(); err != nil {
+		return nil, err
+	}
+	dir, err = filepath.Abs(dir)
+	if err == nil {
+		// Mounts and loop devices are known by the path without symlinks.
+		if err = os.MkdirAll(dir, 0o700); err == nil {
+			dir, err = filepath.EvalSymlinks(dir)
+		}
+	}
+	if err != nil {
+		return nil, fail(op, err)
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.Linger == 0 {
+		opts.Linger = 5 * time.Second
+	}
+	s := &Set{dir: dir, opts: opts, log: opts.Logger.With("component", "volume"), volumes: map[string]*volume{}, names: map[string]string{}}
+	for _, sub := range []string{"v", "tmp", "mnt"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return nil, fail(op, err)
+		}
+	}
+	if s.lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, fail(op, err)
+	}
+	defer func() {
+		if err != nil {
+			s.lock.Close()
+		}
+	}()
+	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, sandbox.Errorf(sandbox.Precondition, op, "another process has the volumes in %s open: %w", dir, err)
+	}
+	if err := s.checkFormat(); err != nil {
+		return nil, err
+	}
+	if err := s.recover(ctx); err != nil {
+		return nil, fail(op, err)
+	}
+	return s, nil
+}
+
+func (s *Set) checkFormat() error {
+	const op = "volume.open"
+	p := filepath.Join(s.dir, "format")
+	b, err := os.ReadFile(p)
+	if errors.Is(err, os.ErrNotExist) {
+		if err := writeFile(filepath.Join(s.dir, "tmp", "format"), p, []byte(format)); err != nil {
+			return fail(op, err)
+		}
+		return nil
+	}
+	if err != nil {
+		return fail(op, err)
+	}
+	if string(b) != format {
+		return sandbox.Errorf(sandbox.Unsupported, op, "%s is of another version: %q", s.dir, strings.TrimSpace(string(b))).
+			WithHint("use the cove that wrote it, or a newer one")
+	}
+	return nil
+}
+
+func (s *Set) image(id string) string   { return filepath.Join(s.dir, "v", id+".img") }
+func (s *Set) point(id string) string   { return filepath.Join(s.dir, "mnt", id) }
+func (s *Set) temp(name string) string  { return filepath.Join(s.dir, "tmp", name) }
+func (s *Set) hostdir(id string) string { return filepath.Join(s.point(id), dataDir) }
+
+// at is a point where a test may make the disk fail or the process die.
+func (s *Set) at(step string) error {
+	if s.opts.step == nil {
+		return nil
+	}
+	return s.opts.step(step)
+}
+
+// find takes an id or a name.
+func (s *Set) findLocked(op, ref string) (*volume, error) {
+	v := s.volumes[ref]
+	if v == nil {
+		v = s.volumes[s.names[ref]]
+	}
+	if v == nil || v.dead {
+		return nil, sandbox.Errorf(sandbox.NotFound, op, "no volume %q", ref)
+	}
+	if s.closed {
+		return nil, sandbox.Errorf(sandbox.Unavailable, op, "the volumes are closed")
+	}
+	return v, nil
+}
+
+// take holds v.slow until the function returned is called.
+func (v *volume) take(ctx context.Context) (func(), error) {
+	select {
+	case v.slow <- struct{}{}:
+		return func() { <-v.slow }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func newVolume(rec record) *volume {
+	return &volume{id: rec.ID, slow: make(chan struct{}, 1), rec: rec, holders: map[string]Mode{}}
+}
+
+func (s *Set) describeLocked(v *volume) Volume {
+	d := Volume{ID: v.id, Name: v.rec.Name, Size: v.rec.Size, Created: v.rec.Created, From: v.rec.From, Holders: v.holdersLocked()}
+	var st unix.Stat_t
+	if unix.Stat(s.image(v.id), &st) == nil {
+		d.Used = st.Blocks * 512
+	}
+	return d
+}
+
+// Get describes a volume, by id or name.
+func (s *Set) Get(_ context.Context, ref string) (Volume, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, err := s.findLocked("volume.get", ref)
+	if err != nil {
+		return Volume{}, err
+	}
+	return s.describeLocked(v), nil
+}
+
+// List describes all volumes, by name.
+func (s *Set) List(context.Context) ([]Volume, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := []Volume{}
+	for _, v := range s.volumes {
+		if !v.dead {
+			out = append(out, s.describeLocked(v))
+		}
+	}
+	slices.SortFunc(out, func(a, b Volume) int { return strings.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// Close unmounts what nobody holds. Volumes that sandboxes hold stay mounted,
+// for the next Open.
+func (s *Set) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	all := make([]*volume, 0, len(s.volumes))
+	for _, v := range s.volumes {
+		if v.idle != nil {
+			v.idle.Stop()
+		}
+		all = append(all, v)
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, v := range all {
+		if err := s.unmountIdle(context.Background(), v); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, s.lock.Close())...)
+}
+
+// fail makes an error of the file system one of ours.
+func fail(op string, err error) error {
+	var e *sandbox.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &e):
+		return sandbox.WithOp(op, err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return sandbox.Errorf(sandbox.DeadlineReached, op, "%w", err)
+	case errors.Is(err, context.Canceled):
+		return sandbox.Errorf(sandbox.Canceled, op, "%w", err)
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return sandbox.Errorf(sandbox.DiskFull, op, "%w", err)
+	}
+	return sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
+}
+
+// Supported says whether this host can have volumes, and if not, what to do.
+func Supported() error {
+	const op = "volume.supported"
+	if os.Geteuid() != 0 {
+		return sandbox.Errorf(sandbox.Unsupported, op, "volumes are mounted, which needs root").WithHint("run the server as root")
+	}
+	for _, name := range []string{"mkfs.ext4", "e2fsck", "resize2fs"} {
+		if _, err := e2fs(name); err != nil {
+			return sandbox.Errorf(sandbox.Unsupported, op, "volumes need e2fsprogs: %w", err).WithHint("apt-get install -y e2fsprogs")
+		}
+	}
+	f, err := os.OpenFile("/dev/loop-control", os.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return sandbox.Errorf(sandbox.Unsupported, op, "volumes need loop devices: %w", err).
+			WithHint("modprobe loop; in a container, give it /dev/loop-control, the loop devices and CAP_SYS_ADMIN")
+	}
+	f.Close()
+	b, err := os.ReadFile("/proc/filesystems")
+	if err != nil {
+		return fail(op, err)
+	}
+	if !slices.Contains(strings.Fields(string(b)), "ext4") {
+		return sandbox.Errorf(sandbox.Unsupported, op, "this kernel has no ext4, or has not loaded it").WithHint("modprobe ext4")
+	}
+	return nil
+}
