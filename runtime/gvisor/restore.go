@@ -126,6 +126,13 @@ func (k *Kernel) restoreContainer(c runtime.Container, cid string, mounts []moun
 		{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(c.Resources.Disk, 10)},
 		{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
 	}
+	vols, err := k.serveVolumes(c.Volumes, cid)
+	if err != nil {
+		return err
+	}
+	defer vols.close()
+	spec.Mounts = append(spec.Mounts, vols.mounts...)
+	confs = append(confs, vols.confs...)
 	for _, m := range mounts {
 		spec.Mounts = append(spec.Mounts, m.spec())
 		files = append(files, m.Source)
@@ -137,12 +144,17 @@ func (k *Kernel) restoreContainer(c runtime.Container, cid string, mounts []moun
 			f.Close()
 		}
 	}()
-	for _, p := range files {
+	var gofers []*os.File
+	for i, p := range files {
 		f, err := os.Open(p)
 		if err != nil {
 			return err
 		}
 		images = append(images, f)
+		gofers = append(gofers, f)
+		if i == 1 { // the image and the guest's come first, as at a start
+			gofers = append(gofers, vols.files...)
+		}
 	}
 	layer, err := os.OpenFile(k.layer(cid), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -158,8 +170,8 @@ func (k *Kernel) restoreContainer(c runtime.Container, cid string, mounts []moun
 	if err := k.sb.CreateSubcontainer(k.d.conf, cid, nil); err != nil {
 		return err
 	}
-	if err := k.sb.RestoreSubcontainer(spec, k.d.conf, cid, []*os.File{stdin, stdin, stdin}, images, []*os.File{layer}, nil, confs); err != nil {
-		return err
+	if err := k.sb.RestoreSubcontainer(spec, k.d.conf, cid, []*os.File{stdin, stdin, stdin}, gofers, []*os.File{layer}, nil, confs); err != nil {
+		return vols.explain(err)
 	}
 	return k.keepMounts(cid, mounts)
 }

@@ -111,6 +111,7 @@ func Run(t *testing.T, f Factory) {
 		{"Diff", s.testDiff},
 		{"Mount", s.testMount},
 		{"Volume", s.testVolume},
+		{"VolumeCheckpoint", s.testVolumeCheckpoint},
 		{"VolumeReadOnly", s.testVolumeReadOnly},
 		{"VolumeShared", s.testVolumeShared},
 		{"VolumeReset", s.testVolumeReset},

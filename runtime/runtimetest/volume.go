@@ -57,6 +57,32 @@ func (s *suite) testVolume(t *testing.T) {
 	}
 }
 
+// A kernel restored from a checkpoint has its volumes, as they are by then, and
+// files it had open there.
+func (s *suite) testVolumeCheckpoint(t *testing.T) {
+	d := s.open(t)
+	s.need(t, d, "able to mount volumes", d.Capabilities().Volumes)
+	s.need(t, d, "able to checkpoint", d.Capabilities().Checkpoint && d.Capabilities().Processes)
+	dir, _ := volumeDir(t)
+	with := withVolume(runtime.Volume{Source: dir, Target: "/data", Shared: true})
+	k := s.attached(t, d, with)
+	started, _ := s.background(t, k, sandbox.ProcessSpec{ExecID: "writer",
+		Command: "exec 5>/data/log; i=0; while [ $i -lt 500 ]; do echo line $i >&5; i=$((i+1)); sleep 0.02; done"})
+	<-started
+	s.sh(t, k, "echo before > /data/file; while [ ! -s /data/log ]; do sleep 0.01; done")
+	saved, cp := s.checkpoint(t, k)
+	if err := k.Destroy(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("meanwhile\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	child := s.restore(t, d, saved, cp, with)
+	if got := s.sh(t, child, "cat /data/file; n=$(wc -l < /data/log); while [ $(wc -l < /data/log) = $n ]; do sleep 0.01; done; echo goes on"); got != "meanwhile\ngoes on" {
+		t.Errorf("the child sees %q", got)
+	}
+}
+
 func (s *suite) testVolumeReadOnly(t *testing.T) {
 	d := s.open(t)
 	s.need(t, d, "able to mount volumes", d.Capabilities().Volumes)
