@@ -278,13 +278,15 @@ func (c *contents) removeLocked(d *plainDir) {
 	}
 }
 
-// collect removes what neither keep nor pending content needs.
-func (c *contents) collect(ctx context.Context, keep []string) (freed int64, err error) {
+// collect removes what neither keep nor pending content needs, and says what
+// it kept.
+func (c *contents) collect(ctx context.Context, keep []string) (freed int64, kept map[string]bool, err error) {
 	roots := map[cas.ID]bool{}
+	kept = map[string]bool{}
 	for _, k := range keep {
 		id, err := cas.ParseID(k)
 		if err != nil {
-			return 0, err
+			return 0, nil, err
 		}
 		roots[id] = true
 	}
@@ -310,7 +312,10 @@ func (c *contents) collect(ctx context.Context, keep []string) (freed int64, err
 	for _, b := range removed {
 		freed += b.Stored
 	}
-	return freed, err
+	for id := range roots {
+		kept[string(id)] = true
+	}
+	return freed, kept, err
 }
 
 // tar writes a filesystem or directory snapshot.

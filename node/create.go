@@ -31,7 +31,10 @@ func (n *Node) Create(ctx context.Context, sb sandbox.Sandbox, img sandbox.Image
 	if err != nil {
 		return 0, sandbox.WithOp("node.create", err)
 	}
-	k, err := n.place(ctx, b)
+	var k runtime.Kernel
+	if err = n.attachVolumes(ctx, b); err == nil {
+		k, err = n.place(ctx, b)
+	}
 	if err != nil {
 		n.undo(b)
 		return 0, sandbox.WithOp("node.create", err)
@@ -147,6 +150,7 @@ func (n *Node) undo(b *box) {
 		n.log.Warn("an undone create is not yet out of the journal", "sandbox", b.id, "err", err)
 	}
 	b.cancel(errors.New("create failed"))
+	n.detachVolumes(b)
 	n.mu.Lock()
 	delete(n.live, b.id)
 	n.releaseLocked(b)

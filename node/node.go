@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base32"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/volume"
 )
 
 // Config is what a node is opened with.
@@ -25,7 +27,9 @@ type Config struct {
 	Limits Limits
 	Pool   PoolSettings
 	State  *StateConfig // nil: no snapshots and no cold standby
-	Logger *slog.Logger // nil = discard
+	// VolumeDir holds the volumes; "" = none.
+	VolumeDir string
+	Logger    *slog.Logger // nil = discard
 
 	// SweepEvery is how often what runs is compared with what should; default
 	// one minute, zero takes it, negative never.
@@ -64,7 +68,9 @@ type Node struct {
 	timers  *timers
 	notices *notices
 	kernels *kernelSet
-	states  *contents // nil: no snapshots and no cold standby
+	states  *contents   // nil: no snapshots and no cold standby
+	mounts  *mountFiles // nil with states
+	volumes *volume.Set // nil: none
 
 	ctx    context.Context // ends what runs in the background, at Close
 	cancel context.CancelCauseFunc
@@ -100,6 +106,7 @@ type box struct {
 	cold       *sandbox.Content
 	since      time.Time // of the standby it is in
 	idled      bool      // it was paused for being idle: time makes it cold
+	needs      []string  // manifests mounted inside
 	touched    int64     // +1 for all that may change what is inside
 	same       unchanged
 	active     int // calls under way
@@ -149,7 +156,10 @@ func Open(ctx context.Context, cfg Config) (_ *Node, err error) {
 	}
 	n.ledger = NewLedger(limits)
 	if cfg.State != nil {
-		if n.states, err = openContents(*cfg.State); err != nil {
+		if n.states, err = openContents(*cfg.State); err == nil {
+			n.mounts, err = openMountFiles(filepath.Join(cfg.Dir, "mounts"))
+		}
+		if err != nil {
 			return nil, sandbox.Errorf(sandbox.Unavailable, "node.open", "%w", err)
 		}
 	}
@@ -161,6 +171,9 @@ func Open(ctx context.Context, cfg Config) (_ *Node, err error) {
 	}
 	var was *state
 	if n.journal, was, err = openJournal(cfg.fsys, filepath.Join(cfg.Dir, "journal"), n.log); err != nil {
+		return nil, err
+	}
+	if err := n.openVolumes(ctx, was); err != nil {
 		return nil, err
 	}
 	if err := n.recover(ctx, was); err != nil {
@@ -212,8 +225,11 @@ func (n *Node) stop() error {
 	n.cancel(errClosing)
 	n.tasks.Wait()
 	var err error
+	if n.volumes != nil {
+		err = n.volumes.Close()
+	}
 	if n.journal != nil {
-		err = n.journal.close()
+		err = errors.Join(err, n.journal.close())
 	}
 	_ = n.lock.Close()
 	return err

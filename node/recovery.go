@@ -63,7 +63,7 @@ func (n *Node) recover(ctx context.Context, was *state) error {
 func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 	id := e.Sandbox.ID
 	if e.Cold != nil {
-		n.asleep(e)
+		n.asleep(ctx, e)
 		return
 	}
 	k, err := n.adopt(ctx, e.Kernel)
@@ -87,6 +87,10 @@ func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 
 	path, pathErr := n.cfg.Images.Path(e.Sandbox.ImageID)
 	b := newBox(e.Sandbox, e.Image, path)
+	b.needs = e.Needs
+	if err := n.attachVolumes(ctx, b); err != nil {
+		n.log.Error("an adopted sandbox is without its volumes", "sandbox", id, "err", err)
+	}
 	hot := false // a guest that stands still does not answer
 	if p, ok := k.(runtime.Pauser); ok {
 		hot = p.Paused()
@@ -134,13 +138,16 @@ func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 
 // asleep takes back a sandbox that has no kernel. A restart of the machine does
 // not touch it.
-func (n *Node) asleep(e *entry) {
+func (n *Node) asleep(ctx context.Context, e *entry) {
 	path, err := n.cfg.Images.Path(e.Sandbox.ImageID)
 	if err != nil {
 		n.log.Warn("the image of a sandbox in cold standby is not here", "sandbox", e.Sandbox.ID, "err", err)
 	}
 	b := newBox(e.Sandbox, e.Image, path)
-	b.cold = e.Cold
+	b.cold, b.needs = e.Cold, e.Needs
+	if err := n.attachVolumes(ctx, b); err != nil {
+		n.log.Error("a sandbox in cold standby is without its volumes", "sandbox", b.id, "err", err)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	b.sb.State = sandbox.Running

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/cove-sandbox/cove/guest"
@@ -73,7 +74,11 @@ func (n *Node) CreateFrom(ctx context.Context, sb sandbox.Sandbox, img sandbox.I
 	}
 	rctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
-	k, err := n.restore(rctx, b.container, from.Content)
+	b.needs = slices.Clone(from.Content.Needs)
+	var k runtime.Kernel
+	if err = n.attachVolumes(rctx, b); err == nil {
+		k, err = n.restore(rctx, b.container, from.Content)
+	}
 	if err == nil {
 		if err = n.journal.append(record{Kind: recCreated, ID: b.id, Entry: n.entryOf(b, k)}); err != nil {
 			n.discard(k)
@@ -151,6 +156,10 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	sb.ImageID, sb.Standby = img.ID, sandbox.Awake
 	sb.Episode++
 	next := newBox(sb, img.Config, path)
+	next.container.Volumes = b.container.Volumes
+	if from.Kind == sandbox.MemorySnapshot {
+		next.needs = slices.Clone(from.Content.Needs)
+	}
 	rctx, cancel := context.WithTimeout(b.ctx, restoreTimeout)
 	defer cancel()
 	if asleep {
@@ -160,7 +169,7 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	}
 	k, err := n.embody(rctx, next, from)
 	if err == nil {
-		if err = n.journal.append(record{Kind: recCreated, ID: id, Entry: &entry{Sandbox: sb, Image: img.Config, Kernel: k.Handle()}}); err != nil {
+		if err = n.journal.append(record{Kind: recCreated, ID: id, Entry: &entry{Sandbox: sb, Image: img.Config, Kernel: k.Handle(), Needs: next.needs}}); err != nil {
 			n.discard(k)
 		}
 	}
@@ -178,7 +187,7 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	n.mu.Lock()
 	old := b.kernel
 	b.kernel, b.cold, b.container, b.image = k, nil, next.container, next.image
-	b.sb.ImageID, b.sb.Episode = sb.ImageID, sb.Episode
+	b.sb.ImageID, b.sb.Episode, b.needs = sb.ImageID, sb.Episode, next.needs
 	b.touched++
 	b.same = nil
 	n.standLocked(b, sandbox.Awake, false)
@@ -235,13 +244,10 @@ func (n *Node) Mount(ctx context.Context, id string, from sandbox.Snapshot, path
 	if !ok || !can {
 		return sandbox.Errorf(sandbox.Unsupported, op, "runtime %s cannot mount", n.cfg.Driver.Name()).WithHint("unpack it instead")
 	}
-	img, err := n.piped(ctx, from.Content, func(r io.Reader) (sandbox.Image, error) {
-		return d.FromTar(ctx, r, func(sandbox.Progress) {})
-	})
-	if err != nil {
+	if err := n.mounted(b, from.Content.Manifest); err != nil {
 		return sandbox.WithOp(op, err)
 	}
-	file, err := n.cfg.Images.Path(img.ID)
+	file, err := n.mountFile(ctx, d, from.Content)
 	if err != nil {
 		return sandbox.WithOp(op, err)
 	}

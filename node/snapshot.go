@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/cove-sandbox/cove/cas"
@@ -163,7 +164,7 @@ func (n *Node) checkpoint(ctx context.Context, b *box, k runtime.Kernel, keep bo
 		}
 	}
 	n.mu.Lock()
-	c.Base = b.sb.ImageID
+	c.Base, c.Needs = b.sb.ImageID, slices.Clone(b.needs)
 	n.mu.Unlock()
 	return c, paused, nil
 }
@@ -319,15 +320,20 @@ func (n *Node) Collect(ctx context.Context, keep []string) (freed int64, err err
 	if n.states == nil {
 		return 0, nil
 	}
-	// Before the list below is made: one that wakes meanwhile is not missed.
+	keep = slices.Clone(keep)
 	n.mu.Lock()
 	for _, b := range n.live {
+		keep = append(keep, b.needs...)
 		if b.cold != nil {
 			keep = append(keep, b.cold.Manifest)
+			keep = append(keep, b.cold.Needs...)
 		}
 	}
 	n.mu.Unlock()
-	freed, err = n.states.collect(ctx, keep)
+	freed, kept, err := n.states.collect(ctx, keep)
+	if err == nil {
+		err = n.mounts.sweep(kept)
+	}
 	return freed, sandbox.WithOp("node.collect", err)
 }
 

@@ -267,7 +267,7 @@ func (n *Node) entryOf(b *box, k runtime.Kernel) *entry {
 	defer n.mu.Unlock()
 	sb := b.sb
 	sb.Standby = sandbox.Awake
-	return &entry{Sandbox: sb, Image: b.image, Kernel: k.Handle()}
+	return &entry{Sandbox: sb, Image: b.image, Kernel: k.Handle(), Needs: b.needs}
 }
 
 // room waits until the machine has room for a sandbox that wakes: its caller

@@ -20,6 +20,7 @@ type record struct {
 	Expires time.Time        `json:"expires,omitzero"`  // expiry; zero = never
 	End     *sandbox.End     `json:"end,omitempty"`     // ended
 	Cold    *sandbox.Content `json:"cold,omitempty"`    // cold
+	Needs   []string         `json:"needs,omitempty"`   // mounted
 }
 
 type recordKind string
@@ -29,7 +30,8 @@ const (
 	recCreated recordKind = "created" // a sandbox was given a kernel; again if it got another
 	recReset   recordKind = "reset"
 	recExpiry  recordKind = "expiry"
-	recCold    recordKind = "cold" // its kernel is gone, its state is in the store; created again when it wakes
+	recMounted recordKind = "mounted" // a directory snapshot
+	recCold    recordKind = "cold"    // its kernel is gone, its state is in the store; created again when it wakes
 	recEnded   recordKind = "ended"
 	recForgot  recordKind = "forgot" // its end was acknowledged, or it was never handed out
 )
@@ -39,8 +41,9 @@ type entry struct {
 	Sandbox sandbox.Sandbox     `json:"sandbox"`
 	Image   sandbox.ImageConfig `json:"image"`
 	Kernel  runtime.Handle      `json:"kernel"`
-	End     *sandbox.End        `json:"end,omitempty"`  // ended and not yet acknowledged
-	Cold    *sandbox.Content    `json:"cold,omitempty"` // on disk: Kernel is no more
+	End     *sandbox.End        `json:"end,omitempty"`   // ended and not yet acknowledged
+	Cold    *sandbox.Content    `json:"cold,omitempty"`  // on disk: Kernel is no more
+	Needs   []string            `json:"needs,omitempty"` // manifests mounted inside
 }
 
 // state is the fold of a history of records: what the journal is for. An
@@ -82,6 +85,8 @@ func (s *state) apply(r record) {
 		e.Sandbox.ExpiresAt = r.Expires
 	case recCold:
 		e.Cold = r.Cold
+	case recMounted:
+		e.Needs = r.Needs
 	case recEnded:
 		e.End = r.End
 	}

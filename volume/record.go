@@ -23,6 +23,8 @@ type record struct {
 	Made    int64     `json:"made"` // what its file system was brought to; less than Size while a resize is under way
 	Created time.Time `json:"created"`
 	From    string    `json:"from,omitempty"`
+
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 func (s *Set) recordPath(id string) string { return filepath.Join(s.dir, "v", id+".json") }

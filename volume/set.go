@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -35,13 +36,14 @@ var (
 
 // Volume describes one. A copy: changing it changes nothing.
 type Volume struct {
-	ID      string    `json:"id"`
-	Name    string    `json:"name"`
-	Size    int64     `json:"size"` // the limit, in bytes; a little less is for files
-	Created time.Time `json:"created"`
-	From    string    `json:"from,omitempty"`    // id of the volume it was cloned from
-	Used    int64     `json:"used"`              // what it takes on the host's disk
-	Holders []Holder  `json:"holders,omitempty"` // who has it attached, by name
+	ID      string            `json:"id"`
+	Name    string            `json:"name"`
+	Size    int64             `json:"size"` // the limit, in bytes; a little less is for files
+	Created time.Time         `json:"created"`
+	From    string            `json:"from,omitempty"` // id of the volume it was cloned from
+	Labels  map[string]string `json:"labels,omitempty"`
+	Used    int64             `json:"used"`              // what it takes on the host's disk
+	Holders []Holder          `json:"holders,omitempty"` // who has it attached, by name
 }
 
 // Options of a Set.
@@ -205,7 +207,7 @@ func newVolume(rec record) *volume {
 }
 
 func (s *Set) describeLocked(v *volume) Volume {
-	d := Volume{ID: v.id, Name: v.rec.Name, Size: v.rec.Size, Created: v.rec.Created, From: v.rec.From, Holders: v.holdersLocked()}
+	d := Volume{ID: v.id, Name: v.rec.Name, Size: v.rec.Size, Created: v.rec.Created, From: v.rec.From, Labels: maps.Clone(v.rec.Labels), Holders: v.holdersLocked()}
 	var st unix.Stat_t
 	if unix.Stat(s.image(v.id), &st) == nil {
 		d.Used = st.Blocks * 512
