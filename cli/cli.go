@@ -51,6 +51,7 @@ type ServeConfig struct {
 	RunscPath string // "" = beside this executable, then $PATH
 	GuestPath string
 	Node      string // name of this node; "" = host name
+	StateKeys string // file with the keys state is encrypted with; "" = state.keys in Data, if there
 	NoBase    bool   // do not make the base image when it is missing
 	LogLevel  string // debug, info, warn, error
 	LogJSON   bool

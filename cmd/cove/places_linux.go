@@ -30,6 +30,10 @@ import (
 //	images/   content, shared by every sandbox
 //	node/     the journal and the lock
 //	gvisor/   kernels
+//	state/    content of snapshots and of sandboxes in cold standby
+//	state.keys  with what that is encrypted, if it is there
+//	checkpoints/  such content as a kernel reads it, while one does
+//	volumes/  volumes
 type places struct{ dir string }
 
 func (p places) database() string { return filepath.Join(p.dir, "cove.db") }
@@ -167,5 +171,6 @@ func reap(ctx context.Context, c cli.ServeConfig) ([]string, error) {
 		return nil, err
 	}
 	defer driver.Close()
-	return driver.Sweep(ctx, nil)
+	removed, err := driver.Sweep(ctx, nil)
+	return removed, errors.Join(err, at.unmount(ctx))
 }

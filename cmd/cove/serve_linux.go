@@ -79,8 +79,18 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer closing(&err, "runtime", driver.Close)
 
+	state, blobs, err := openState(c, at)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, "state", blobs.Close)
+	if state.Plain == at.plainInMemory() {
+		defer os.RemoveAll(state.Plain)
+	}
+
 	started := time.Now()
-	n, err := node.Open(ctx, node.Config{Dir: at.node(), Name: nodeName(c), Driver: driver, Images: library, Logger: log})
+	n, err := node.Open(ctx, node.Config{Dir: at.node(), Name: nodeName(c), Driver: driver, Images: library, Logger: log,
+		State: state, VolumeDir: at.volumes()})
 	if err != nil {
 		return explain(ctx, c, log, err)
 	}

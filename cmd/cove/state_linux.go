@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cove-sandbox/cove/cas"
+	"github.com/cove-sandbox/cove/cas/local"
+	"github.com/cove-sandbox/cove/cli"
+	"github.com/cove-sandbox/cove/node"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/server"
+	"github.com/cove-sandbox/cove/volume"
+)
+
+// openState opens where the state of sandboxes is kept. With a key all of it is
+// encrypted, and checkpoints in the form a kernel reads are in memory only.
+func openState(c cli.ServeConfig, at places) (*node.StateConfig, *local.Store, error) {
+	keys, err := stateKeys(c, at)
+	if err != nil {
+		return nil, nil, err
+	}
+	st, err := local.Open(at.state(), local.Options{Keys: keys})
+	// As for listen: a child that a killed server was forking holds its lock.
+	for until := time.Now().Add(listenPatience); sandbox.ClassOf(err) == sandbox.Precondition && at.crashed() && time.Now().Before(until); {
+		time.Sleep(5 * time.Millisecond)
+		st, err = local.Open(at.state(), local.Options{Keys: keys})
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg := &node.StateConfig{Store: st, Plain: at.plain()}
+	if keys != nil {
+		cfg.Plain, cfg.KeepPlain = at.plainInMemory(), -1
+		var fsInfo unix.Statfs_t
+		if err := unix.Statfs("/dev/shm", &fsInfo); err != nil || fsInfo.Type != unix.TMPFS_MAGIC {
+			return nil, nil, errors.Join(sandbox.Errorf(sandbox.Precondition, "serve", "/dev/shm is not in memory: encrypted state needs it").
+				WithHint("mount a tmpfs on /dev/shm"), st.Close())
+		}
+	}
+	return cfg, st, nil
+}
+
+// stateKeys are those of the flag, or of the data directory if it has some; nil
+// for none.
+func stateKeys(c cli.ServeConfig, at places) (*cas.Keyring, error) {
+	path := c.StateKeys
+	if path == "" {
+		path = at.stateKeys()
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+	}
+	return cas.LoadKeyring(path)
+}
+
+func (p places) state() string     { return filepath.Join(p.dir, "state") }
+func (p places) plain() string     { return filepath.Join(p.dir, "checkpoints") }
+func (p places) stateKeys() string { return filepath.Join(p.dir, "state.keys") }
+func (p places) volumes() string   { return filepath.Join(p.dir, "volumes") }
+
+// plainInMemory is named after the data directory, so that the next server
+// finds and empties it.
+func (p places) plainInMemory() string {
+	dir, err := filepath.Abs(p.dir)
+	if err != nil {
+		dir = p.dir
+	}
+	sum := sha256.Sum256([]byte(dir))
+	return "/dev/shm/cove-" + hex.EncodeToString(sum[:8])
+}
+
+// unmount leaves no volume mounted and no state in memory, once nothing runs.
+func (p places) unmount(ctx context.Context) error {
+	err := os.RemoveAll(p.plainInMemory())
+	if _, serr := os.Stat(p.volumes()); serr != nil {
+		return err
+	}
+	set, verr := volume.Open(ctx, p.volumes(), volume.Options{})
+	if sandbox.ClassOf(verr) == sandbox.Unsupported {
+		return err // so none is mounted
+	}
+	if verr == nil {
+		verr = set.Close()
+	}
+	return errors.Join(err, verr)
+}
+
+// Snapshot and Volumes differ between node and server in the names of types
+// only.
+func (n localNode) Snapshot(ctx context.Context, id string, r server.SnapshotRequest) (sandbox.Content, time.Duration, error) {
+	return n.Node.Snapshot(ctx, id, node.SnapshotRequest(r))
+}
+
+func (n localNode) Volumes() server.VolumeSet {
+	if v := n.Node.Volumes(); v != nil {
+		return v
+	}
+	return nil
+}
+
+var _ server.StateNode = localNode{}
