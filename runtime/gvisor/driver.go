@@ -59,6 +59,7 @@ type Driver struct {
 	build   build          // what checkpoints made here depend on
 	groups  cgroups
 	log     *slog.Logger
+	kernels sync.Map // *Kernel → nothing; made or adopted and not destroyed
 }
 
 var (
@@ -119,8 +120,13 @@ func (d *Driver) Capabilities() runtime.Capabilities {
 		Pause: true, Checkpoint: true, Processes: true, Diff: true, Mount: true, Volumes: true}
 }
 
-// Close leaves kernels running.
+// Close leaves kernels running, without a connection to their guests: one that
+// nobody uses any more would keep the next process from checkpointing.
 func (d *Driver) Close() error {
+	d.kernels.Range(func(k, _ any) bool {
+		k.(*Kernel).letGo()
+		return true
+	})
 	d.groups.removeParents()
 	return nil
 }

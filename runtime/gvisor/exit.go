@@ -150,6 +150,7 @@ func (k *Kernel) Destroy(ctx context.Context) error {
 	if err := os.RemoveAll(k.dir()); err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
 	}
+	k.d.kernels.Delete(k)
 	k.destroyed = true
 	k.watchers.Wait() // a spare being started fails with its sentry
 	return nil

@@ -78,7 +78,23 @@ var _ runtime.Kernel = (*Kernel)(nil)
 func newKernel(d *Driver, id string) *Kernel {
 	k := &Kernel{d: d, id: id, done: make(chan struct{}), cleaned: make(chan struct{})}
 	close(k.cleaned)
+	d.kernels.Store(k, nil)
 	return k
+}
+
+// letGo ends what this process has to do with the kernel, which lives on.
+func (k *Kernel) letGo() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.guest != nil {
+		k.guest.Close()
+	}
+	if k.spareTimer != nil {
+		k.spareTimer.Stop()
+	}
+	if k.stop != nil {
+		k.stop()
+	}
 }
 
 func (k *Kernel) ID() string { return k.id }
