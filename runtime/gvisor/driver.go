@@ -205,16 +205,21 @@ func (k *Kernel) undo(ctx context.Context, op string, err error) error {
 }
 
 // Adopt takes back a kernel after a restart. See runtime.Driver.
-func (d *Driver) Adopt(ctx context.Context, h runtime.Handle) (runtime.Kernel, error) {
+func (d *Driver) Adopt(ctx context.Context, h runtime.Handle) (_ runtime.Kernel, err error) {
 	const op = "gvisor.adopt"
 	if h.Driver != driverName || h.Version != handleVersion {
 		return nil, sandbox.Errorf(sandbox.Unsupported, op, "handle %s version %d is not for this driver", h.Driver, h.Version)
 	}
 	k := newKernel(d, h.ID)
+	defer func() {
+		if err != nil {
+			d.kernels.Delete(k)
+		}
+	}()
 	if err := json.Unmarshal(h.Data, &k.saved); err != nil {
 		return nil, sandbox.Errorf(sandbox.Corrupt, op, "handle of kernel %s: %w", h.ID, err)
 	}
-	err := k.adopt(ctx)
+	err = k.adopt(ctx)
 	if err != nil && processStart(k.saved.PID) != k.saved.StartTime {
 		return nil, sandbox.Errorf(sandbox.NotFound, op, "kernel %s: its process is gone", h.ID)
 	}
