@@ -417,3 +417,20 @@ def sandbox_json(id: str = "sb1", **more: Any) -> dict[str, Any]:
         "createdAt": "2026-03-01T10:00:00.123456789Z",
         **more,
     }
+
+
+def snapshot_json(id: str = "sn1", **more: Any) -> dict[str, Any]:
+    return {
+        "id": id,
+        "kind": "memory",
+        "sandbox": "sb1",
+        "parent": "sn0",
+        "ancestors": ["sn0"],
+        "spec": {"image": "base"},
+        "imageId": "sha256:abc",
+        "node": "n1",
+        "createdAt": "2026-03-01T10:00:00Z",
+        "size": "6000000000",
+        "stored": "5000000",
+        **more,
+    }
