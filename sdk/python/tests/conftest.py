@@ -58,6 +58,7 @@ def server() -> Iterator[FakeCove]:
     fake.start()
     yield fake
     fake.stop()
+    assert fake.breaches == []
 
 
 @pytest.fixture
