@@ -18,9 +18,10 @@ from .errors import CoveError, TransportError
 # for this long is dead and gets replaced. A false alarm costs one Attach.
 STREAM_SILENCE = 60.0
 
-# How long a call that moves memory or trees of files may take. A server that is
+# How long a call that moves memory or trees of files may take: above the 15
+# minutes a server gives itself, so that its answer comes first. A server that is
 # gone shows earlier, by TCP keep-alive.
-_SLOW = 600.0
+_SLOW = 960.0
 
 # How long a client that never reached its server keeps trying: a mistyped URL
 # should not take half a minute to show.

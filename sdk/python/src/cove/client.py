@@ -33,8 +33,8 @@ class Client:
     """A server and its key, with the connections to it. Thread-safe; survives a fork.
 
     request_timeout: seconds a single request may stay without an answer. Those
-    that move memory or trees of files (fork, restore, pause, clone, …) have ten
-    minutes at least.
+    that move memory or trees of files (fork, restore, pause, clone, …) have a
+    quarter of an hour at least.
     retry_timeout: seconds to ride out a server that restarts.
     create_timeout: seconds Sandbox.create waits for a full server.
     http_client: an httpx.Client to use for everything (proxies, client
