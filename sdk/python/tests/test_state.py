@@ -79,6 +79,7 @@ def test_pause_and_resume_are_sent_again(api: Api) -> None:
     assert sb.standby == ""
     assert sb.pause(cold=True).standby == "cold"
     assert sb.standby == "cold"
+    assert "sb1 base cold" in repr(getattr(sb, "_target", sb))
     assert sb.resume().standby == ""
     assert (sb.standby, sb.node_time) == ("", 0.08)
     assert [got.message for got in api.server.sent("Pause")] == [{"id": "sb1", "cold": True}] * 2

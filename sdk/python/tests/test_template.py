@@ -10,7 +10,7 @@ import pytest
 import cove
 
 from .conftest import Api
-from .fake_cove import Break, Fail, Got, Stream
+from .fake_cove import Break, Fail, FakeCove, Got, Stream, sandbox_json, snapshot_json
 
 WEB = {
     "name": "web",
@@ -116,14 +116,14 @@ def test_get_list_delete(api: Api) -> None:
     assert [got.message["name"] for got in api.server.sent("Delete")] == ["web@3", "web"]
 
 
-def test_an_async_build_awaits_its_listeners() -> None:
+def test_async_listeners_are_awaited() -> None:
     import asyncio
-
-    from .fake_cove import FakeCove
 
     server = FakeCove()
     server.start()
     server.on("Templates/Build", Stream([output(b"up"), {"step": "done", "template": WEB}]))
+    server.on("Sandboxes/Get", {"sandbox": sandbox_json()})
+    server.on("Snapshots/Create", Stream([{"step": "done", "snapshot": snapshot_json()}]))
     heard: list[str] = []
 
     async def listen(text: str) -> None:
@@ -133,9 +133,12 @@ def test_an_async_build_awaits_its_listeners() -> None:
     async def main() -> None:
         async with cove.AsyncClient(server.url, FakeCove.KEY) as client:
             await cove.AsyncTemplate.build("web", on_output=listen, on_step=listen, client=client)
+            sb = await cove.AsyncSandbox.connect("sb1", client=client)
+            await sb.snapshot(on_progress=lambda progress: listen("snapshot " + progress.step))
 
     try:
         asyncio.run(main())
     finally:
         server.stop()
-    assert heard == ["start", "up", "done"]
+    assert heard == ["start", "up", "done", "snapshot done"]
+    assert server.breaches == []

@@ -59,7 +59,9 @@ class _SandboxState:
         return info
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.last_info.image} {self.last_info.state}>"
+        info = self.last_info
+        source = info.snapshot or info.template or info.image
+        return f"<{type(self).__name__} {self.id} {source} {info.standby or info.state}>"
 
 
 def _alive(info: SandboxInfo) -> SandboxInfo:
