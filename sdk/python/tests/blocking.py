@@ -15,8 +15,23 @@ _KINDS = (
     cove.AsyncProcess,
     cove.AsyncFiles,
     cove.AsyncWatch,
+    cove.AsyncSnapshot,
+    cove.AsyncTemplate,
+    cove.AsyncVolume,
+    cove.AsyncVolumeFiles,
     cove.client.AsyncImages,
 )
+
+
+def _unwrap(value: Any) -> Any:
+    """The async objects in an argument, as those in `volumes`."""
+    if isinstance(value, Blocking):
+        return value._target
+    if type(value) is dict:
+        return {key: _unwrap(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_unwrap(item) for item in value)
+    return value
 
 
 class Blocking:
@@ -31,8 +46,7 @@ class Blocking:
             return self._wrap(value)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            kwargs = {key: v._target if isinstance(v, Blocking) else v for key, v in kwargs.items()}
-            return self._run(value(*args, **kwargs))
+            return self._run(value(*_unwrap(list(args)), **_unwrap(kwargs)))
 
         return call
 
@@ -44,6 +58,8 @@ class Blocking:
         return self._wrap(value)
 
     def _wrap(self, value: Any) -> Any:
+        if isinstance(value, list):
+            value[:] = [self._wrap(item) for item in value]  # in place: it may be a subclass that says more
         return Blocking(value, self._loop) if isinstance(value, _KINDS) else value
 
     def _iterate(self, source: Any) -> Iterator[Any]:

@@ -41,6 +41,9 @@ class Api:
 
     client: Any
     Sandbox: Any
+    Snapshot: Any
+    Template: Any
+    Volume: Any
     server: FakeCove
     time: FakeTime
 
@@ -55,6 +58,7 @@ def server() -> Iterator[FakeCove]:
     fake.start()
     yield fake
     fake.stop()
+    assert fake.breaches == []
 
 
 @pytest.fixture
@@ -69,7 +73,7 @@ def api(request: pytest.FixtureRequest, server: FakeCove, time: FakeTime) -> Ite
     if kind == "sync":
         http = httpx.Client() if wire == "httpx" else None
         client = cove.Client(**options, http_client=http)
-        yield Api(client, cove.Sandbox, server, time)
+        yield Api(client, cove.Sandbox, cove.Snapshot, cove.Template, cove.Volume, server, time)
         client.close()
         if http is not None:
             http.close()
@@ -77,7 +81,15 @@ def api(request: pytest.FixtureRequest, server: FakeCove, time: FakeTime) -> Ite
     loop = asyncio.new_event_loop()
     http_async = httpx.AsyncClient() if wire == "httpx" else None
     async_client = cove.AsyncClient(**options, http_client=http_async)
-    yield Api(Blocking(async_client, loop), Blocking(cove.AsyncSandbox, loop), server, time)
+    yield Api(
+        Blocking(async_client, loop),
+        Blocking(cove.AsyncSandbox, loop),
+        Blocking(cove.AsyncSnapshot, loop),
+        Blocking(cove.AsyncTemplate, loop),
+        Blocking(cove.AsyncVolume, loop),
+        server,
+        time,
+    )
     loop.run_until_complete(async_client.close())
     if http_async is not None:
         loop.run_until_complete(http_async.aclose())

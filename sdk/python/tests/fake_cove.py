@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Callable, Optional, Union
 from urllib.parse import parse_qs, urlsplit
 
+from . import contract
+
 
 @dataclass
 class Got:
@@ -120,6 +122,8 @@ class FakeCove:
         self._server: Optional[_Server] = None
         self._thread: Optional[threading.Thread] = None
         self._port = 0
+        self.breaches: list[str] = []
+        """Messages that are not as the protos have them; a test with one fails."""
 
     def on(self, name: str, handler: Any) -> None:
         """name is "Sandboxes/Create", or "PUT files" for plain HTTP. handler is an answer or makes one of a Got."""
@@ -160,7 +164,27 @@ class FakeCove:
         else:
             name = f"{got.method} {got.path.rpartition('/')[2]}"
         self.requests.append(got)
-        return self._handlers[name](got)
+        if "/" not in name:
+            return self._handlers[name](got)
+        self.check(contract.check_request, name, got.message)
+        answer = self._handlers[name](got)
+        if isinstance(answer, dict):
+            self.check(contract.check_answer, name, answer)
+        elif isinstance(answer, Stream):
+            answer.items = self._checked(name, answer.items)
+        return answer
+
+    def check(self, check: Callable[[str, Any], None], name: str, message: Any) -> None:
+        try:
+            check(name, message)
+        except AssertionError as err:
+            self.breaches.append(str(err))
+
+    def _checked(self, name: str, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            if isinstance(item, dict):
+                self.check(contract.check_answer, name, item)
+            yield item
 
 
 class _Server(ThreadingHTTPServer):
@@ -415,5 +439,22 @@ def sandbox_json(id: str = "sb1", **more: Any) -> dict[str, Any]:
         "state": "SANDBOX_STATE_RUNNING",
         "episode": "1",
         "createdAt": "2026-03-01T10:00:00.123456789Z",
+        **more,
+    }
+
+
+def snapshot_json(id: str = "sn1", **more: Any) -> dict[str, Any]:
+    return {
+        "id": id,
+        "kind": "memory",
+        "sandbox": "sb1",
+        "parent": "sn0",
+        "ancestors": ["sn0"],
+        "spec": {"image": "base"},
+        "imageId": "sha256:abc",
+        "node": "n1",
+        "createdAt": "2026-03-01T10:00:00Z",
+        "size": "6000000000",
+        "stored": "5000000",
         **more,
     }

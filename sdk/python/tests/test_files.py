@@ -284,6 +284,25 @@ def test_a_quiet_watch_ends_when_told_to(api: Api) -> None:
         release.set()
 
 
+def test_a_watch_that_ends_soon_waits_for_a_sandbox_that_wakes(api: Api) -> None:
+    awake = threading.Event()
+
+    def events() -> Any:
+        assert awake.wait(30)
+        yield {"op": "ready"}
+        yield Fail("sandbox_ended", "failed_precondition")
+
+    def resume(_: Got) -> Any:
+        awake.set()
+        return {"sandbox": sandbox_json()}
+
+    api.server.on("Files/Watch", lambda _: Stream(events()))
+    api.server.on("Sandboxes/Resume", resume)
+    watch = api.sandbox().files.watch("/d", timeout=0.2)
+    assert api.server.count("Resume") == 1
+    watch.close()
+
+
 def test_a_watch_can_be_closed_from_another_thread(server: FakeCove) -> None:
     release = threading.Event()
 

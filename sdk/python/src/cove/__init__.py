@@ -53,9 +53,24 @@ from .models import (
     ServerInfo,
     Stats,
     Task,
+    VolumeMount,
 )
 from .process import AsyncProcess, Process
 from .sandbox import AsyncSandbox, Sandbox
+from .snapshot import AsyncSnapshot, Snapshot
+from .state import (
+    Forks,
+    PrunedSnapshot,
+    SnapshotInfo,
+    SnapshotProgress,
+    TemplateInfo,
+    Tree,
+    TreeNode,
+    VolumeHolder,
+    VolumeInfo,
+)
+from .template import AsyncTemplate, Template
+from .volume import AsyncVolume, AsyncVolumeFiles, Volume, VolumeFiles
 from .watch import AsyncWatch, Watch
 
 __all__ = [
@@ -64,6 +79,10 @@ __all__ = [
     "AsyncFiles",
     "AsyncProcess",
     "AsyncSandbox",
+    "AsyncSnapshot",
+    "AsyncTemplate",
+    "AsyncVolume",
+    "AsyncVolumeFiles",
     "AsyncWatch",
     "Canceled",
     "Capacity",
@@ -80,6 +99,7 @@ __all__ = [
     "FileInfo",
     "FileList",
     "Files",
+    "Forks",
     "Image",
     "ImageNotFound",
     "Internal",
@@ -91,6 +111,7 @@ __all__ = [
     "Process",
     "ProcessInfo",
     "ProcessList",
+    "PrunedSnapshot",
     "PullProgress",
     "Resources",
     "Result",
@@ -98,14 +119,26 @@ __all__ = [
     "SandboxEnded",
     "SandboxInfo",
     "ServerInfo",
+    "Snapshot",
+    "SnapshotInfo",
+    "SnapshotProgress",
     "Stats",
     "Task",
+    "Template",
+    "TemplateInfo",
     "TooLarge",
     "TransportError",
+    "Tree",
+    "TreeNode",
     "Unauthenticated",
     "Unavailable",
     "UnsafeArchive",
     "Unsupported",
+    "Volume",
+    "VolumeFiles",
+    "VolumeHolder",
+    "VolumeInfo",
+    "VolumeMount",
     "Watch",
     "__version__",
     "default_async_client",

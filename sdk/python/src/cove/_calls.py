@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Generic, Optional, TypeVar, Union
+from typing import Any, Callable, Generic, Optional, Protocol, TypeVar, Union
 
 from ._connect import decode_base64, encode_base64
 from ._values import Seconds, Size, format_duration, parse_duration, parse_size
@@ -37,9 +37,13 @@ class Call(Generic[T]):
     repeatable: bool = False
     wait_capacity: bool = False
     """Wait while the server is full."""
+    slow: bool = False
+    """It moves memory or whole trees of files and may take minutes."""
+    removes: bool = False
+    """Not found, when it is sent again, may mean that the first one did it: it is gone either way."""
 
 
-def _nothing(_: Json) -> None:
+def nothing(_: Json) -> None:
     return None
 
 
@@ -57,24 +61,54 @@ class Created:
     node_time: float
 
 
-def _created(j: Json) -> Created:
+def created(j: Json) -> Created:
     return Created(SandboxInfo.parse(j["sandbox"]), parse_duration(j.get("nodeTime")))
 
 
-def create_sandbox(
+class HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Ref = Union[str, HasId]
+"""A name or id, or the object that has it."""
+
+
+def ref(field: str, value: Ref) -> str:
+    id = value if isinstance(value, str) else getattr(value, "id", None)
+    if not isinstance(id, str) or not id:
+        raise InvalidArgument(
+            f"{field}: {value!r} is no name or id", field=field, hint=f"give a name, an id or the {field} itself"
+        )
+    return id
+
+
+def sandbox_spec(
     *,
-    image: str,
+    image: Optional[str],
+    snapshot: Optional[Ref] = None,
+    template: Optional[Ref] = None,
     cpu: Optional[float],
     memory: Optional[Size],
     memory_limit: Optional[Size],
     disk: Optional[Size],
     pids: Optional[int],
-    timeout: Optional[Seconds],
-    idle_timeout: Optional[Seconds],
+    timeout: Optional[Seconds] = None,
+    idle_timeout: Optional[Seconds] = None,
+    on_idle: Optional[str] = None,
     env: Optional[Mapping[str, str]],
     labels: Optional[Mapping[str, str]],
-    idempotency_key: Optional[str],
-) -> Call[Created]:
+    volumes: Optional[Mapping[str, Union[Ref, tuple[Ref, str]]]] = None,
+) -> dict[str, Any]:
+    """A SandboxSpec: what to start from (image "base" where nothing is said) and with what."""
+    sources = [("image", image), ("snapshot", snapshot), ("template", template)]
+    spec: dict[str, Any] = {field: ref(field, value) for field, value in sources if value is not None}
+    if len(spec) > 1:
+        raise InvalidArgument(
+            f"{', '.join(spec)}: a sandbox starts from one of them", field=list(spec)[1], hint="leave the others out"
+        )
+    if not spec:
+        spec["image"] = "base"
     resources: dict[str, Any] = {}
     if cpu is not None:
         resources["cpu"] = cpu
@@ -86,34 +120,48 @@ def create_sandbox(
         resources["disk"] = str(parse_size("disk", disk))
     if pids is not None:
         resources["pids"] = str(pids)
-    spec: dict[str, Any] = {"image": image}
     if resources:
         spec["resources"] = resources
     if env:
-        spec["env"] = _strings("env", env)
+        spec["env"] = strings("env", env)
     if labels:
-        spec["labels"] = _strings("labels", labels)
+        spec["labels"] = strings("labels", labels)
     if timeout is not None:
         spec["timeout"] = format_duration("timeout", timeout)
     if idle_timeout is not None:
         spec["idleTimeout"] = format_duration("idle_timeout", idle_timeout)
+    if on_idle is not None:
+        spec["onIdle"] = on_idle
+    if volumes:
+        spec["volumes"] = [_mount(path, volume) for path, volume in volumes.items()]
+    return spec
+
+
+def _mount(path: str, volume: Union[Ref, tuple[Ref, str]]) -> dict[str, str]:
+    if not isinstance(volume, tuple):
+        return {"volume": ref("volume", volume), "path": path}
+    source, mode = volume
+    return {"volume": ref("volume", source), "path": path, "mode": mode}
+
+
+def create_sandbox(spec: dict[str, Any], idempotency_key: Optional[str]) -> Call[Created]:
     message = {"spec": spec, "idempotencyKey": idempotency_key or new_id() + new_id()}
-    return Call("Sandboxes/Create", message, _created, repeatable=True, wait_capacity=True)
+    return Call("Sandboxes/Create", message, created, repeatable=True, wait_capacity=True)
 
 
-def _strings(field: str, values: Mapping[str, str]) -> dict[str, str]:
+def strings(field: str, values: Mapping[str, str]) -> dict[str, str]:
     for key, value in values.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidArgument(f"{field}: {key!r}: {value!r} is not a pair of strings", field=field)
     return dict(values)
 
 
-def _sandbox(j: Json) -> SandboxInfo:
+def sandbox(j: Json) -> SandboxInfo:
     return SandboxInfo.parse(j["sandbox"])
 
 
 def get_sandbox(id: str) -> Call[SandboxInfo]:
-    return Call("Sandboxes/Get", {"id": id}, _sandbox, repeatable=True)
+    return Call("Sandboxes/Get", {"id": id}, sandbox, repeatable=True)
 
 
 @dataclass(frozen=True)
@@ -127,7 +175,7 @@ def list_sandboxes(
 ) -> Call[Page]:
     message: dict[str, Any] = {"pageSize": page_size}
     if labels:
-        message["labels"] = _strings("labels", labels)
+        message["labels"] = strings("labels", labels)
     if states:
         message["states"] = ["SANDBOX_STATE_" + s.upper() for s in states]
     if token:
@@ -141,17 +189,17 @@ def list_sandboxes(
 
 def set_timeout(id: str, timeout: Optional[Seconds]) -> Call[SandboxInfo]:
     message = {"id": id, "timeout": format_duration("timeout", timeout or 0)}
-    return Call("Sandboxes/SetTimeout", message, _sandbox, repeatable=True)
+    return Call("Sandboxes/SetTimeout", message, sandbox, repeatable=True)
 
 
 def reset(id: str) -> Call[Created]:
     # A second reset leaves what one leaves, a pristine container; only the
     # episode number is one higher.
-    return Call("Sandboxes/Reset", {"id": id}, _created, repeatable=True)
+    return Call("Sandboxes/Reset", {"id": id}, created, repeatable=True)
 
 
 def kill(id: str) -> Call[SandboxInfo]:
-    return Call("Sandboxes/Kill", {"id": id}, _sandbox, repeatable=True)
+    return Call("Sandboxes/Kill", {"id": id}, sandbox, repeatable=True)
 
 
 def kill_by_label(labels: Mapping[str, str]) -> Call[list[str]]:
@@ -161,7 +209,7 @@ def kill_by_label(labels: Mapping[str, str]) -> Call[list[str]]:
     def parse(j: Json) -> list[str]:
         return list(j.get("ids") or ())
 
-    return Call("Sandboxes/KillByLabel", {"labels": _strings("labels", labels)}, parse, repeatable=True)
+    return Call("Sandboxes/KillByLabel", {"labels": strings("labels", labels)}, parse, repeatable=True)
 
 
 def stats(id: str) -> Call[Stats]:
@@ -199,7 +247,7 @@ def process_spec(
     if cwd:
         spec["cwd"] = cwd
     if env:
-        spec["env"] = _strings("env", env)
+        spec["env"] = strings("env", env)
     if user is not None:
         spec["user"] = str(user)
     if timeout is not None:
@@ -220,11 +268,11 @@ def list_processes(sandbox_id: str) -> Call[ProcessList]:
 def send_input(sandbox_id: str, exec_id: str, data: bytes) -> Call[None]:
     # Not repeatable: bytes that arrived would arrive twice.
     message = {"sandboxId": sandbox_id, "execId": exec_id, "data": encode_base64(data)}
-    return Call("Processes/SendInput", message, _nothing)
+    return Call("Processes/SendInput", message, nothing)
 
 
 def close_input(sandbox_id: str, exec_id: str) -> Call[None]:
-    return Call("Processes/CloseInput", {"sandboxId": sandbox_id, "execId": exec_id}, _nothing, repeatable=True)
+    return Call("Processes/CloseInput", {"sandboxId": sandbox_id, "execId": exec_id}, nothing, repeatable=True)
 
 
 def signal(sandbox_id: str, exec_id: str, name: Union[str, int], process_only: bool) -> Call[None]:
@@ -232,12 +280,12 @@ def signal(sandbox_id: str, exec_id: str, name: Union[str, int], process_only: b
     if process_only:
         message["processOnly"] = True
     # A second SIGKILL is nothing; a second SIGUSR1 is another one.
-    return Call("Processes/Signal", message, _nothing, repeatable=str(name) in ("SIGKILL", "KILL", "9"))
+    return Call("Processes/Signal", message, nothing, repeatable=str(name) in ("SIGKILL", "KILL", "9"))
 
 
 def resize(sandbox_id: str, exec_id: str, rows: int, cols: int) -> Call[None]:
     message = {"sandboxId": sandbox_id, "execId": exec_id, "size": {"rows": rows, "cols": cols}}
-    return Call("Processes/Resize", message, _nothing, repeatable=True)
+    return Call("Processes/Resize", message, nothing, repeatable=True)
 
 
 def wait_process(sandbox_id: str, exec_id: str, max_wait: float) -> Call[Optional[End]]:
@@ -330,17 +378,17 @@ def move(sandbox_id: str, source: str, target: str) -> Call[FileInfo]:
 
 
 def remove(sandbox_id: str, path: str, recursive: bool) -> Call[None]:
-    return Call("Files/Remove", {"sandboxId": sandbox_id, "path": path, "recursive": recursive}, _nothing)
+    return Call("Files/Remove", {"sandboxId": sandbox_id, "path": path, "recursive": recursive}, nothing)
 
 
 def chmod(sandbox_id: str, path: str, mode: int, recursive: bool) -> Call[None]:
     message = {"sandboxId": sandbox_id, "path": path, "mode": mode, "recursive": recursive}
-    return Call("Files/Chmod", message, _nothing, repeatable=True)
+    return Call("Files/Chmod", message, nothing, repeatable=True)
 
 
 def chown(sandbox_id: str, path: str, user: Union[str, int], recursive: bool) -> Call[None]:
     message = {"sandboxId": sandbox_id, "path": path, "user": str(user), "recursive": recursive}
-    return Call("Files/Chown", message, _nothing, repeatable=True)
+    return Call("Files/Chown", message, nothing, repeatable=True)
 
 
 # Images and the installation
@@ -361,7 +409,7 @@ def get_image(name: str) -> Call[Image]:
 
 
 def remove_image(name: str) -> Call[None]:
-    return Call("Images/Remove", {"name": name}, _nothing)
+    return Call("Images/Remove", {"name": name}, nothing)
 
 
 def server_info() -> Call[ServerInfo]:

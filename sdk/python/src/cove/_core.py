@@ -18,6 +18,11 @@ from .errors import CoveError, TransportError
 # for this long is dead and gets replaced. A false alarm costs one Attach.
 STREAM_SILENCE = 60.0
 
+# How long a call that moves memory or trees of files may take: above the 15
+# minutes a server gives itself, so that its answer comes first. A server that is
+# gone shows earlier, by TCP keep-alive.
+_SLOW = 960.0
+
 # How long a client that never reached its server keeps trying: a mistyped URL
 # should not take half a minute to show.
 _FIRST_CONTACT = 2.0
@@ -58,14 +63,15 @@ class Settings:
     def content(
         self,
         method: str,
-        sandbox_id: str,
+        owner: str,
+        id: str,
         kind: str,
-        query: Mapping[str, str],
+        query: Optional[Mapping[str, str]] = None,
         body: Union[bytes, Iterable[bytes], AsyncIterable[bytes]] = b"",
         headers: tuple[tuple[str, str], ...] = (),
     ) -> Request:
-        """A plain HTTP request for content: kind is "files" or "tar"."""
-        target = f"/v1/sandboxes/{quote(sandbox_id, safe='')}/{kind}?{urlencode(query)}"
+        """A plain HTTP request for content: owner is "sandboxes", "snapshots" or "volumes", kind "files" or "tar"."""
+        target = f"/v1/{owner}/{quote(id, safe='')}/{kind}" + (f"?{urlencode(query)}" if query else "")
         if method == "PUT":
             headers = (*headers, ("content-type", "application/octet-stream"))
         return Request(method, target, [*self._base, *headers], body, self.request_timeout)
@@ -86,8 +92,12 @@ class Attempts:
         repeatable: bool,
         wait_capacity: Optional[float] = None,
         server_retries: bool = False,
+        slow: bool = False,
     ) -> None:
         """wait_capacity: seconds to wait for a full server; None means not at all."""
+        self.maybe_done = False
+        """An attempt whose outcome is not known went before."""
+        self._slow = slow
         self._server_retries = server_retries
         self._settings = settings
         self._repeatable = repeatable
@@ -97,7 +107,7 @@ class Attempts:
     def read_timeout(self) -> float:
         """A create answers within its own time or not at all."""
         if self._capacity is None:
-            return self._settings.request_timeout
+            return max(self._settings.request_timeout, _SLOW if self._slow else 0.0)
         return min(self._settings.request_timeout, max(self._capacity.remaining(), 1.0))
 
     def delay_after(self, error: CoveError) -> float:
@@ -109,6 +119,8 @@ class Attempts:
             server_retries=self._server_retries,
         ):
             raise error
+        if not isinstance(error, TransportError) or error.sent:
+            self.maybe_done = True
         if self._capacity is not None and is_full(error):
             return self._capacity.delay_after(error)
         if self._recovery is None:

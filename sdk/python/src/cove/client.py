@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import inspect
 import json
 import os
 import threading
@@ -22,8 +23,8 @@ from ._http1 import AsyncHttp1Wire, Http1Wire
 from ._retry import Clock
 from ._values import parse_int
 from ._wire import AsyncHttpxWire, AsyncReply, AsyncWire, HttpxWire, Reply, Request, Wire, behind_proxy
-from .errors import CoveError, TransportError
-from .models import Image, PullProgress, ServerInfo
+from .errors import CoveError, NotFound, TransportError
+from .models import Image, Json, PullProgress, ServerInfo
 
 T = TypeVar("T")
 
@@ -31,7 +32,9 @@ T = TypeVar("T")
 class Client:
     """A server and its key, with the connections to it. Thread-safe; survives a fork.
 
-    request_timeout: seconds a single request may stay without an answer.
+    request_timeout: seconds a single request may stay without an answer. Those
+    that move memory or trees of files (fork, restore, pause, clone, …) have a
+    quarter of an hour at least.
     retry_timeout: seconds to ride out a server that restarts.
     create_timeout: seconds Sandbox.create waits for a full server.
     http_client: an httpx.Client to use for everything (proxies, client
@@ -81,17 +84,30 @@ class Client:
         settings = self._settings
         if call.wait_capacity and wait_capacity is None:
             wait_capacity = settings.create_timeout
-        attempts = Attempts(settings, repeatable=call.repeatable, wait_capacity=wait_capacity)
+        attempts = Attempts(settings, repeatable=call.repeatable, wait_capacity=wait_capacity, slow=call.slow)
         while True:
             try:
                 reply = self.send(self._wire, settings.unary(call, attempts.read_timeout()))
                 return call.parse(json.loads(b"".join(reply.chunks())))
             except CoveError as err:
+                if call.removes and attempts.maybe_done and isinstance(err, NotFound):
+                    return call.parse({})
                 delay = attempts.delay_after(err)
             settings.clock.sleep(delay)
 
     def stream(self, method: str, message: Mapping[str, Any], read_timeout: Optional[float]) -> Reply:
         return self.send(self._wire, self._settings.stream(method, message, read_timeout))
+
+    def follow(self, method: str, message: Mapping[str, Any], on_event: Callable[[Json], Any]) -> None:
+        """Read a server stream to its end. It may be silent for as long as it likes."""
+        envelopes = EnvelopeReader()
+        reply = self.stream(method, message, None)
+        try:
+            for chunk in reply.chunks():
+                for event in envelopes.feed(chunk):
+                    on_event(event)
+        finally:
+            reply.close()
 
     def content(self, request: Request) -> Reply:
         """One attempt at a request for content, over httpx."""
@@ -148,15 +164,8 @@ class Images:
         """Fetch an image from its registry."""
 
         def attempt() -> Image:
-            pull = _Pull()
-            reply = self._client.stream("Images/Pull", _pull_message(reference, platform, name), None)
-            try:
-                for chunk in reply.chunks():
-                    for progress in pull.receive(chunk):
-                        if on_progress is not None:
-                            on_progress(progress)
-            finally:
-                reply.close()
+            pull = _Pull(on_progress)
+            self._client.follow("Images/Pull", _pull_message(reference, platform, name), pull.receive)
             return pull.result()
 
         return self._client.retrying(attempt, repeatable=True, server_retries=True)
@@ -208,17 +217,30 @@ class AsyncClient:
         settings = self._settings
         if call.wait_capacity and wait_capacity is None:
             wait_capacity = settings.create_timeout
-        attempts = Attempts(settings, repeatable=call.repeatable, wait_capacity=wait_capacity)
+        attempts = Attempts(settings, repeatable=call.repeatable, wait_capacity=wait_capacity, slow=call.slow)
         while True:
             try:
                 reply = await self.send(self._wire, settings.unary(call, attempts.read_timeout()))
                 return call.parse(json.loads(await read_all(reply)))
             except CoveError as err:
+                if call.removes and attempts.maybe_done and isinstance(err, NotFound):
+                    return call.parse({})
                 delay = attempts.delay_after(err)
             await settings.clock.async_sleep(delay)
 
     async def stream(self, method: str, message: Mapping[str, Any], read_timeout: Optional[float]) -> AsyncReply:
         return await self.send(self._wire, self._settings.stream(method, message, read_timeout))
+
+    async def follow(self, method: str, message: Mapping[str, Any], on_event: Callable[[Json], Any]) -> None:
+        """Read a server stream to its end. on_event may return something to await."""
+        envelopes = EnvelopeReader()
+        reply = await self.stream(method, message, None)
+        try:
+            async for chunk in reply.chunks():
+                for event in envelopes.feed(chunk):
+                    await maybe(on_event(event))
+        finally:
+            await reply.close()
 
     async def content(self, request: Request) -> AsyncReply:
         """One attempt at a request for content, over httpx."""
@@ -252,6 +274,12 @@ async def read_all(reply: AsyncReply) -> bytes:
         await reply.close()
 
 
+async def maybe(value: Any) -> None:
+    """What a callback returned, which may be a coroutine function."""
+    if inspect.isawaitable(value):
+        await value
+
+
 class AsyncImages:
     """The images of a server."""
 
@@ -280,15 +308,8 @@ class AsyncImages:
         """Fetch an image from its registry."""
 
         async def attempt() -> Image:
-            pull = _Pull()
-            reply = await self._client.stream("Images/Pull", _pull_message(reference, platform, name), None)
-            try:
-                async for chunk in reply.chunks():
-                    for progress in pull.receive(chunk):
-                        if on_progress is not None:
-                            on_progress(progress)
-            finally:
-                await reply.close()
+            pull = _Pull(on_progress)
+            await self._client.follow("Images/Pull", _pull_message(reference, platform, name), pull.receive)
             return pull.result()
 
         return await self._client.retrying(attempt, repeatable=True, server_retries=True)
@@ -306,18 +327,18 @@ def _pull_message(reference: str, platform: Optional[str], name: Optional[str]) 
 class _Pull:
     """The events of one pull, without I/O."""
 
-    def __init__(self) -> None:
-        self._envelopes = EnvelopeReader()
+    def __init__(self, on_progress: Optional[Callable[[PullProgress], Any]]) -> None:
+        self._on_progress = on_progress
         self._image: Optional[Image] = None
 
-    def receive(self, chunk: bytes) -> list[PullProgress]:
-        events = []
-        for event in self._envelopes.feed(chunk):
-            if event.get("image"):
-                self._image = Image.parse(event["image"])
-            progress = PullProgress(event.get("step", ""), parse_int(event.get("done")), parse_int(event.get("total")))
-            events.append(progress)
-        return events
+    def receive(self, event: Json) -> Any:
+        if event.get("image"):
+            self._image = Image.parse(event["image"])
+        if self._on_progress is None:
+            return None
+        return self._on_progress(
+            PullProgress(event.get("step", ""), parse_int(event.get("done")), parse_int(event.get("total")))
+        )
 
     def result(self) -> Image:
         if self._image is None:

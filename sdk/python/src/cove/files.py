@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
-import contextlib
 import json
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from typing import IO, Any, Callable, Optional, TypeVar, Union
+from collections.abc import AsyncIterable, Iterable
+from typing import Callable, Optional, Union
 
 from . import _calls
 from ._calls import SMALL_FILE, WriteOptions
-from ._stdin import as_bytes
-from ._tar import CHUNK, Unpacker, pack
+from ._tar import Unpacker, pack
+from ._transfer import (
+    AsyncContent,
+    Content,
+    LocalPath,
+    async_save,
+    by_megabyte,
+    content_of,
+    in_thread,
+    off_loop,
+    read_local,
+    save,
+)
 from ._values import Size, parse_size
-from ._wire import AsyncReply, Request
+from ._wire import Request
 from .client import AsyncClient, Client, read_all
 from .errors import InvalidArgument, NotFound
 from .models import FileInfo, FileList
 from .watch import AsyncWatch, Watch
 
-T = TypeVar("T")
-
 User = Union[str, int]
-Content = Union[str, bytes, IO[bytes], IO[str], Iterable[bytes]]
-AsyncContent = Union[Content, AsyncIterable[bytes]]
-LocalPath = Union[str, "os.PathLike[str]"]
 
 # The default size of a sandbox's disk: an honest directory fits.
 _MAX_DIRECTORY = 10 << 30
@@ -69,7 +73,7 @@ class Files:
     ) -> FileInfo:
         """Write a file; str as UTF-8. atomic: readers see the old content or the new, never half."""
         options = WriteOptions(mode, user, atomic, append, parents)
-        content = _content(data)
+        content = content_of(data)
         if isinstance(content, bytes):
             if len(content) <= SMALL_FILE:
                 return self._client.call(_calls.write_file(self._id, path, content, options))
@@ -92,7 +96,7 @@ class Files:
         """Copy a local file in; mode is the local file's unless given."""
         status = os.stat(local)
         options = WriteOptions(status.st_mode & 0o777 if mode is None else mode, user, atomic, False, parents)
-        return self._put(path, options, lambda: _read_local(local), status.st_size, repeatable=True)
+        return self._put(path, options, lambda: read_local(local), status.st_size, repeatable=True)
 
     def _put(
         self,
@@ -112,19 +116,7 @@ class Files:
 
     def download(self, path: str, local: LocalPath) -> int:
         """Copy a file out; its size. The local file appears when it is complete."""
-        request = _get_file(self._client, self._id, path, 0, None)
-
-        def attempt() -> int:
-            with _Appearing(local) as file:
-                reply = self._client.content(request)
-                try:
-                    for chunk in reply.chunks():
-                        file.write(chunk)
-                finally:
-                    reply.close()
-                return file.commit()
-
-        return self._client.retrying(attempt, repeatable=True)
+        return save(self._client, _get_file(self._client, self._id, path, 0, None), local)
 
     def upload_dir(self, local: LocalPath, path: str, *, user: Optional[User] = None) -> None:
         """Copy the content of a local directory into a directory, which is made where missing."""
@@ -244,13 +236,13 @@ class AsyncFiles:
     ) -> FileInfo:
         """Write a file; str as UTF-8. atomic: readers see the old content or the new, never half."""
         options = WriteOptions(mode, user, atomic, append, parents)
-        content = _content(data)
+        content = content_of(data)
         if isinstance(content, bytes):
             if len(content) <= SMALL_FILE:
                 return await self._client.call(_calls.write_file(self._id, path, content, options))
             whole = content
             return await self._put(path, options, lambda: whole, len(whole), repeatable=not append)
-        stream = content if isinstance(content, AsyncIterable) else _off_loop(content)
+        stream = content if isinstance(content, AsyncIterable) else off_loop(content)
         return await self._put(path, options, lambda: stream, None, repeatable=False)
 
     async def upload(
@@ -266,7 +258,7 @@ class AsyncFiles:
         """Copy a local file in; mode is the local file's unless given."""
         status = os.stat(local)
         options = WriteOptions(status.st_mode & 0o777 if mode is None else mode, user, atomic, False, parents)
-        return await self._put(path, options, lambda: _off_loop(_read_local(local)), status.st_size, repeatable=True)
+        return await self._put(path, options, lambda: off_loop(read_local(local)), status.st_size, repeatable=True)
 
     async def _put(
         self,
@@ -286,22 +278,14 @@ class AsyncFiles:
 
     async def download(self, path: str, local: LocalPath) -> int:
         """Copy a file out; its size. The local file appears when it is complete."""
-        request = _get_file(self._client, self._id, path, 0, None)
-
-        async def attempt() -> int:
-            with _Appearing(local) as file:
-                async for data in _by_megabyte(await self._client.content(request)):
-                    await _in_thread(file.write, data)
-                return file.commit()
-
-        return await self._client.retrying(attempt, repeatable=True)
+        return await async_save(self._client, _get_file(self._client, self._id, path, 0, None), local)
 
     async def upload_dir(self, local: LocalPath, path: str, *, user: Optional[User] = None) -> None:
         """Copy the content of a local directory into a directory, which is made where missing."""
         request = _put_tar(self._client, self._id, path, user)
 
         async def attempt() -> None:
-            request.body = _off_loop(pack(os.fspath(local)))
+            request.body = off_loop(pack(os.fspath(local)))
             await read_all(await self._client.content(request))
 
         await self._client.retrying(attempt, repeatable=True)
@@ -315,9 +299,9 @@ class AsyncFiles:
 
         async def attempt() -> builtins.list[str]:
             with Unpacker(os.fspath(local), max_bytes=limit, on_unsafe=on_unsafe) as unpacker:
-                async for data in _by_megabyte(await self._client.content(request)):
-                    await _in_thread(unpacker.feed, data)
-                await _in_thread(unpacker.finish)
+                async for data in by_megabyte(await self._client.content(request)):
+                    await in_thread(unpacker.feed, data)
+                await in_thread(unpacker.finish)
                 return unpacker.skipped
 
         return await self._client.retrying(attempt, repeatable=True)
@@ -364,33 +348,6 @@ class AsyncFiles:
 # What both kinds share
 
 
-class _Appearing:
-    """A local file that appears, or replaces an older one, only when it is complete."""
-
-    def __init__(self, path: LocalPath) -> None:
-        self._path = os.fspath(path)
-        directory, name = os.path.split(self._path)
-        self._partial = os.path.join(directory, f".{name}.{_calls.new_id()}.part")
-        self._file = open(self._partial, "xb")  # noqa: SIM115 (closed by __exit__)
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data)
-
-    def commit(self) -> int:
-        size = self._file.tell()
-        self._file.close()
-        os.replace(self._partial, self._path)
-        return size
-
-    def __enter__(self) -> _Appearing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._partial)
-
-
 def _first_read(length: Optional[int]) -> int:
     """How much to ask for in the first call."""
     if length is not None and length < 0:
@@ -412,7 +369,7 @@ def _get_file(
     if offset or length is not None:
         last = "" if length is None else str(offset + length - 1)
         headers = (("range", f"bytes={offset}-{last}"),)
-    return client._settings.content("GET", sandbox_id, "files", {"path": path}, headers=headers)
+    return client._settings.content("GET", "sandboxes", sandbox_id, "files", {"path": path}, headers=headers)
 
 
 def _part(status: int, body: bytes, offset: int, length: Optional[int]) -> bytes:
@@ -431,18 +388,20 @@ def _put_file(
     length: Optional[int],
 ) -> Request:
     headers = () if length is None or isinstance(body, bytes) else (("content-length", str(length)),)
-    return client._settings.content("PUT", sandbox_id, "files", {"path": path, **options.query()}, body, headers)
+    return client._settings.content(
+        "PUT", "sandboxes", sandbox_id, "files", {"path": path, **options.query()}, body, headers
+    )
 
 
 def _get_tar(client: Union[Client, AsyncClient], sandbox_id: str, path: str) -> Request:
-    return client._settings.content("GET", sandbox_id, "tar", {"path": path})
+    return client._settings.content("GET", "sandboxes", sandbox_id, "tar", {"path": path})
 
 
 def _put_tar(client: Union[Client, AsyncClient], sandbox_id: str, path: str, user: Optional[User]) -> Request:
     query = {"path": path}
     if user is not None:
         query["user"] = str(user)
-    return client._settings.content("PUT", sandbox_id, "tar", query)
+    return client._settings.content("PUT", "sandboxes", sandbox_id, "tar", query)
 
 
 def _info_of(body: bytes) -> Optional[FileInfo]:
@@ -453,62 +412,3 @@ def _info_of(body: bytes) -> Optional[FileInfo]:
         return None
     info = answer.get("info", answer) if isinstance(answer, dict) else None
     return FileInfo.parse(info) if info and "path" in info else None
-
-
-def _content(data: AsyncContent) -> Union[bytes, Iterator[bytes], AsyncIterable[bytes]]:
-    if isinstance(data, str):
-        return data.encode()
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return bytes(data)
-    if hasattr(data, "read"):
-        return _read_open(data)
-    if isinstance(data, AsyncIterable):
-        return data
-    if isinstance(data, Iterable):
-        return (as_bytes(item) for item in data)
-    raise InvalidArgument(
-        f"data: {type(data).__name__} is no content", field="data", hint="give str, bytes, an open file or an iterator"
-    )
-
-
-def _read_open(file: Any) -> Iterator[bytes]:
-    while True:
-        data = file.read(CHUNK)
-        if not data:
-            return
-        yield as_bytes(data)
-
-
-def _read_local(path: LocalPath) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        yield from _read_open(file)
-
-
-async def _in_thread(function: Callable[..., T], *args: Any) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
-
-
-async def _off_loop(source: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """An iterator that reads files, run beside the event loop."""
-    while True:
-        data = await _in_thread(next, source, None)
-        if data is None:
-            return
-        yield data
-
-
-async def _by_megabyte(reply: AsyncReply) -> AsyncIterator[bytes]:
-    """The body in pieces large enough to be worth a trip to a thread."""
-    buffer: list[bytes] = []
-    size = 0
-    try:
-        async for chunk in reply.chunks():
-            buffer.append(chunk)
-            size += len(chunk)
-            if size >= CHUNK:
-                yield b"".join(buffer)
-                buffer, size = [], 0
-    finally:
-        await reply.close()
-    if buffer:
-        yield b"".join(buffer)

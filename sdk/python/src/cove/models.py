@@ -69,6 +69,21 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class VolumeMount:
+    """A volume in a sandbox."""
+
+    volume: str
+    """Name or id, as it was given."""
+    path: str
+    mode: str
+    """rw (alone), ro or shared (read-write with others)."""
+
+    @classmethod
+    def parse(cls, j: Json) -> VolumeMount:
+        return cls(volume=j.get("volume", ""), path=j.get("path", ""), mode=j.get("mode", "") or "rw")
+
+
+@dataclass(frozen=True)
 class SandboxInfo:
     """A sandbox as the server knows it. `end` is set once it has ended."""
 
@@ -89,6 +104,18 @@ class SandboxInfo:
     created_at: Optional[datetime]
     expires_at: Optional[datetime]
     end: Optional[End]
+    on_idle: str = ""
+    """What idle_timeout does: kill or pause."""
+    snapshot: str = ""
+    """It was created from; so with template."""
+    template: str = ""
+    volumes: tuple[VolumeMount, ...] = ()
+    parent: str = ""
+    """The snapshot or sandbox it came from, or the snapshot last taken of it; empty: an image."""
+    ancestors: tuple[str, ...] = ()
+    """Parent first."""
+    standby: str = ""
+    """hot (frozen in memory), cold (on disk) or, awake, empty."""
 
     @classmethod
     def parse(cls, j: Json) -> SandboxInfo:
@@ -109,6 +136,13 @@ class SandboxInfo:
             created_at=parse_time(j.get("createdAt")),
             expires_at=parse_time(j.get("expiresAt")),
             end=End.parse(end) if end else None,
+            on_idle=spec.get("onIdle", ""),
+            snapshot=spec.get("snapshot", ""),
+            template=spec.get("template", ""),
+            volumes=tuple(VolumeMount.parse(v) for v in spec.get("volumes") or ()),
+            parent=j.get("parent", ""),
+            ancestors=tuple(j.get("ancestors") or ()),
+            standby=j.get("standby", ""),
         )
 
 

@@ -20,7 +20,7 @@ from ._core import STREAM_SILENCE
 from ._session import Collector, Listeners, Piece, ProcessSession, TextDecoder
 from ._stdin import NOBODY_READS, as_bytes, cut
 from ._wire import AsyncReply, Reply
-from .client import AsyncClient, Client
+from .client import AsyncClient, Client, maybe
 from .errors import CoveError
 from .models import End, Output, Result
 
@@ -295,9 +295,9 @@ class AsyncProcess(_ProcessState):
             collector.add(pieces)
             if listeners:
                 for callback, text in listeners.calls(pieces):
-                    await _maybe(callback(text))
+                    await maybe(callback(text))
         for callback, text in listeners.last_calls():
-            await _maybe(callback(text))
+            await maybe(callback(text))
         return collector.result(self._session)
 
     async def write(self, data: Union[str, bytes]) -> None:
@@ -384,8 +384,3 @@ async def _next(chunks: AsyncIterator[bytes]) -> Optional[bytes]:
         return await chunks.__anext__()
     except StopAsyncIteration:
         return None
-
-
-async def _maybe(value: Any) -> None:
-    if inspect.isawaitable(value):
-        await value

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union, cast
 
-from . import _calls
+from . import _calls, _state_calls
 from ._calls import Command, Created
 from ._session import ProcessSession
 from ._stdin import AsyncStdin, Stdin, split
@@ -17,6 +17,10 @@ from .errors import CoveError, SandboxEnded
 from .files import AsyncFiles, Files
 from .models import End, ProcessList, Result, SandboxInfo, Stats
 from .process import AsyncListener, AsyncProcess, AsyncStdinPump, Listener, Process, StdinPump
+from .snapshot import AsyncSnapshot, OnProgress, Snapshot, Taking
+from .state import Forks, SnapshotInfo, Tree
+from .template import AsyncTemplate, Template
+from .volume import Mounts
 
 User = Union[str, int]
 TermSize = tuple[int, int]
@@ -30,11 +34,21 @@ class _SandboxState:
         self.last_info = info
         """The sandbox as this object last saw it; info() asks again."""
         self.node_time = node_time
-        """Seconds the node itself took for the create or the latest reset made by this object."""
+        """Seconds the node itself took for the create or the latest reset, restore or resume made by this object."""
 
     @property
     def id(self) -> str:
         return self.last_info.id
+
+    @property
+    def standby(self) -> str:
+        """hot (frozen in memory), cold (on disk) or, awake, empty; as last seen. info() asks and does not wake it."""
+        return self.last_info.standby
+
+    @property
+    def parent(self) -> str:
+        """The snapshot or sandbox it came from, or the snapshot last taken of it; as last seen. Empty: an image."""
+        return self.last_info.parent
 
     def _created(self, created: Created) -> SandboxInfo:
         self.last_info, self.node_time = created.info, created.node_time
@@ -45,7 +59,9 @@ class _SandboxState:
         return info
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.last_info.image} {self.last_info.state}>"
+        info = self.last_info
+        source = info.snapshot or info.template or info.image
+        return f"<{type(self).__name__} {self.id} {source} {info.standby or info.state}>"
 
 
 def _alive(info: SandboxInfo) -> SandboxInfo:
@@ -74,8 +90,10 @@ class Sandbox(_SandboxState):
     @classmethod
     def create(
         cls,
-        image: str = "base",
+        image: Optional[str] = None,
         *,
+        snapshot: Optional[Union[Snapshot, str]] = None,
+        template: Optional[Union[Template, str]] = None,
         cpu: Optional[float] = None,
         memory: Optional[Size] = None,
         memory_limit: Optional[Size] = None,
@@ -83,22 +101,30 @@ class Sandbox(_SandboxState):
         pids: Optional[int] = None,
         timeout: Optional[Seconds] = None,
         idle_timeout: Optional[Seconds] = None,
+        on_idle: Optional[str] = None,
         env: Optional[Mapping[str, str]] = None,
         labels: Optional[Mapping[str, str]] = None,
+        volumes: Optional[Mounts] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
         client: Optional[Client] = None,
     ) -> Sandbox:
         """Make a sandbox; it is running when this returns.
 
-        memory is reserved, memory_limit is where the sandbox ends with oom
-        (default: the same). timeout: seconds it lives; idle_timeout: seconds it
-        may do nothing. The same idempotency_key gives the same sandbox.
-        create_timeout: seconds to wait while the server is full.
+        It starts from an image (default "base"), a snapshot or a template, by
+        object, name or id. memory is reserved, memory_limit is where the sandbox
+        ends with oom (default: the same). timeout: seconds it lives;
+        idle_timeout: seconds it may do nothing before on_idle happens: "kill"
+        (the default) or "pause", out of which any call wakes it. volumes: by
+        path inside, a volume or its name, or (volume, mode) with the mode "rw"
+        (the default, alone), "ro" or "shared". The same idempotency_key gives
+        the same sandbox. create_timeout: seconds to wait while the server is full.
         """
         client = client or default_client()
-        call = _calls.create_sandbox(
+        spec = _calls.sandbox_spec(
             image=image,
+            snapshot=snapshot,
+            template=template,
             cpu=cpu,
             memory=memory,
             memory_limit=memory_limit,
@@ -106,11 +132,12 @@ class Sandbox(_SandboxState):
             pids=pids,
             timeout=timeout,
             idle_timeout=idle_timeout,
+            on_idle=on_idle,
             env=env,
             labels=labels,
-            idempotency_key=idempotency_key,
+            volumes=volumes,
         )
-        created = client.call(call, create_timeout)
+        created = client.call(_calls.create_sandbox(spec, idempotency_key), create_timeout)
         return cls(client, created.info, created.node_time)
 
     @classmethod
@@ -243,6 +270,67 @@ class Sandbox(_SandboxState):
         """Back to a pristine image: no file, process, socket or variable of before is left."""
         return self._created(self._client.call(_calls.reset(self.id)))
 
+    def snapshot(
+        self,
+        *,
+        memory: bool = True,
+        path: Optional[str] = None,
+        name: Optional[str] = None,
+        labels: Optional[Mapping[str, str]] = None,
+        stop: bool = False,
+        on_progress: Optional[OnProgress] = None,
+    ) -> Snapshot:
+        """Freeze what it is; the sandbox stands still for milliseconds and goes on.
+
+        memory: processes, memory and files; without it, files alone. path: one
+        directory alone, for other sandboxes. name: unique; one in use moves to
+        the new snapshot. stop: end the sandbox with it. It is complete when this
+        returns. Not sent again after a break, since that would take two.
+        """
+        message = _state_calls.new_snapshot(self.id, memory=memory, path=path, name=name, labels=labels, stop=stop)
+
+        def attempt() -> tuple[SnapshotInfo, bool, float]:
+            taking = Taking(self.id, on_progress)
+            self._client.follow("Snapshots/Create", message, taking.receive)
+            return taking.result()
+
+        return Snapshot(self._client, *self._client.retrying(attempt, repeatable=False))
+
+    def fork(
+        self,
+        n: int,
+        *,
+        min_ready: Optional[int] = None,
+        labels: Optional[Mapping[str, str]] = None,
+        env: Optional[Mapping[str, str]] = None,
+        timeout: Optional[Seconds] = None,
+    ) -> Forks[Sandbox]:
+        """n children that go on from here, each for itself; the sandbox goes on too.
+
+        Those that are ready come back; with fewer than min_ready (default: all
+        of them) none is left and this raises. labels and env go over the
+        parent's, env for processes started later; timeout as in create.
+        """
+        call = _state_calls.fork({"id": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout)
+        forked = self._client.call(call)
+        return Forks([Sandbox(self._client, info) for info in forked.ready], forked.errors, forked.paused)
+
+    def restore(self, snapshot: Union[Snapshot, str]) -> SandboxInfo:
+        """Back to a snapshot, in place: it keeps its id. If it fails, the sandbox is as it was."""
+        return self._created(self._client.call(_state_calls.restore(self.id, snapshot)))
+
+    def pause(self, *, cold: bool = False) -> SandboxInfo:
+        """Freeze it in memory or, with cold, put it on disk. Any call that needs it wakes it and takes that longer."""
+        return self._seen(self._client.call(_state_calls.pause(self.id, cold)))
+
+    def resume(self) -> SandboxInfo:
+        """Wake it; it runs when this returns."""
+        return self._created(self._client.call(_state_calls.resume(self.id)))
+
+    def tree(self) -> Tree:
+        """Every snapshot and sandbox it hangs together with; print() draws it."""
+        return self._client.call(_state_calls.tree(self.id))
+
     def kill(self) -> End:
         """End the sandbox; nothing of it is left on return. An ended one answers with its first end."""
         return _end(self._seen(self._client.call(_calls.kill(self.id))))
@@ -284,8 +372,10 @@ class AsyncSandbox(_SandboxState):
     @classmethod
     async def create(
         cls,
-        image: str = "base",
+        image: Optional[str] = None,
         *,
+        snapshot: Optional[Union[AsyncSnapshot, str]] = None,
+        template: Optional[Union[AsyncTemplate, str]] = None,
         cpu: Optional[float] = None,
         memory: Optional[Size] = None,
         memory_limit: Optional[Size] = None,
@@ -293,16 +383,20 @@ class AsyncSandbox(_SandboxState):
         pids: Optional[int] = None,
         timeout: Optional[Seconds] = None,
         idle_timeout: Optional[Seconds] = None,
+        on_idle: Optional[str] = None,
         env: Optional[Mapping[str, str]] = None,
         labels: Optional[Mapping[str, str]] = None,
+        volumes: Optional[Mounts] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
         client: Optional[AsyncClient] = None,
     ) -> AsyncSandbox:
         """Make a sandbox; see Sandbox.create."""
         client = client or default_async_client()
-        call = _calls.create_sandbox(
+        spec = _calls.sandbox_spec(
             image=image,
+            snapshot=snapshot,
+            template=template,
             cpu=cpu,
             memory=memory,
             memory_limit=memory_limit,
@@ -310,11 +404,12 @@ class AsyncSandbox(_SandboxState):
             pids=pids,
             timeout=timeout,
             idle_timeout=idle_timeout,
+            on_idle=on_idle,
             env=env,
             labels=labels,
-            idempotency_key=idempotency_key,
+            volumes=volumes,
         )
-        created = await client.call(call, create_timeout)
+        created = await client.call(_calls.create_sandbox(spec, idempotency_key), create_timeout)
         return cls(client, created.info, created.node_time)
 
     @classmethod
@@ -437,6 +532,56 @@ class AsyncSandbox(_SandboxState):
     async def reset(self) -> SandboxInfo:
         """Back to a pristine image: no file, process, socket or variable of before is left."""
         return self._created(await self._client.call(_calls.reset(self.id)))
+
+    async def snapshot(
+        self,
+        *,
+        memory: bool = True,
+        path: Optional[str] = None,
+        name: Optional[str] = None,
+        labels: Optional[Mapping[str, str]] = None,
+        stop: bool = False,
+        on_progress: Optional[OnProgress] = None,
+    ) -> AsyncSnapshot:
+        """Freeze what it is; see Sandbox.snapshot. on_progress may be a coroutine function."""
+        message = _state_calls.new_snapshot(self.id, memory=memory, path=path, name=name, labels=labels, stop=stop)
+
+        async def attempt() -> tuple[SnapshotInfo, bool, float]:
+            taking = Taking(self.id, on_progress)
+            await self._client.follow("Snapshots/Create", message, taking.receive)
+            return taking.result()
+
+        return AsyncSnapshot(self._client, *await self._client.retrying(attempt, repeatable=False))
+
+    async def fork(
+        self,
+        n: int,
+        *,
+        min_ready: Optional[int] = None,
+        labels: Optional[Mapping[str, str]] = None,
+        env: Optional[Mapping[str, str]] = None,
+        timeout: Optional[Seconds] = None,
+    ) -> Forks[AsyncSandbox]:
+        """n children that go on from here, each for itself; see Sandbox.fork."""
+        call = _state_calls.fork({"id": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout)
+        forked = await self._client.call(call)
+        return Forks([AsyncSandbox(self._client, info) for info in forked.ready], forked.errors, forked.paused)
+
+    async def restore(self, snapshot: Union[AsyncSnapshot, str]) -> SandboxInfo:
+        """Back to a snapshot, in place: it keeps its id. If it fails, the sandbox is as it was."""
+        return self._created(await self._client.call(_state_calls.restore(self.id, snapshot)))
+
+    async def pause(self, *, cold: bool = False) -> SandboxInfo:
+        """Freeze it in memory or, with cold, put it on disk. Any call that needs it wakes it and takes that longer."""
+        return self._seen(await self._client.call(_state_calls.pause(self.id, cold)))
+
+    async def resume(self) -> SandboxInfo:
+        """Wake it; it runs when this returns."""
+        return self._created(await self._client.call(_state_calls.resume(self.id)))
+
+    async def tree(self) -> Tree:
+        """Every snapshot and sandbox it hangs together with; print() draws it."""
+        return await self._client.call(_state_calls.tree(self.id))
 
     async def kill(self) -> End:
         """End the sandbox; nothing of it is left on return. An ended one answers with its first end."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Optional
 
+from . import _state_calls
 from ._connect import EnvelopeReader
 from ._core import Attempts
 from ._wire import AsyncReply, NoAnswer, Reply
@@ -22,6 +23,7 @@ class _WatchState:
 
     def __init__(self, sandbox_id: str, path: str, recursive: bool) -> None:
         self._message = {"sandboxId": sandbox_id, "path": path, "recursive": recursive}
+        self.sandbox_id = sandbox_id
         self._path = path
         self._envelopes = EnvelopeReader()
         self._events: list[FileEvent] = []
@@ -52,6 +54,10 @@ class _WatchState:
     def is_quiet(self, error: CoveError) -> bool:
         """Whether this is the silence the caller asked to end on."""
         return self.ready and isinstance(error, NoAnswer)
+
+    def is_asleep(self, error: CoveError) -> bool:
+        """Whether the sandbox may be waking up, for longer than the silence the caller asked for."""
+        return not self.ready and isinstance(error, NoAnswer)
 
 
 class Watch:
@@ -84,7 +90,10 @@ class Watch:
             if self._state.closed or self._state.is_quiet(err):
                 self._state.closed = True
                 return
-            self._client._settings.clock.sleep(self._attempts.delay_after(err))
+            delay = self._attempts.delay_after(err)
+            if self._state.is_asleep(err):
+                self._client.call(_state_calls.resume(self._state.sandbox_id))
+            self._client._settings.clock.sleep(delay)
 
     def __iter__(self) -> Iterator[FileEvent]:
         while True:
@@ -145,7 +154,10 @@ class AsyncWatch:
             if self._state.closed or self._state.is_quiet(err):
                 self._state.closed = True
                 return
-            await self._client._settings.clock.async_sleep(self._attempts.delay_after(err))
+            delay = self._attempts.delay_after(err)
+            if self._state.is_asleep(err):
+                await self._client.call(_state_calls.resume(self._state.sandbox_id))
+            await self._client._settings.clock.async_sleep(delay)
 
     async def __aiter__(self) -> AsyncIterator[FileEvent]:
         while True:

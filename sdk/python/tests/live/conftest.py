@@ -24,11 +24,18 @@ class Live:
 
     client: Any
     Sandbox: Any
+    Snapshot: Any
+    Template: Any
+    Volume: Any
     run: str
 
     def create(self, **options: Any) -> Any:
         labels = {LABEL: self.run, **options.pop("labels", {})}
         return self.Sandbox.create(labels=labels, client=self.client, **options)
+
+    def name(self, word: str) -> str:
+        """A name no other test uses, by which it is removed in the end."""
+        return f"{word}-{self.run[:12]}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture(scope="session")
@@ -40,17 +47,31 @@ def run() -> Iterator[str]:
     yield name
     with cove.Client() as client:
         cove.Sandbox.kill_by_label({LABEL: name}, client=client)
+        for snapshot in list(cove.Snapshot.list({LABEL: name}, client=client)):
+            snapshot.delete()
+        for volume in cove.Volume.list({LABEL: name}, client=client):
+            volume.delete()
+        for template in cove.Template.list(client=client):
+            if name[:12] in template.name:
+                template.delete(all_versions=True)
 
 
 @pytest.fixture(scope="module", params=["sync", "async"])
 def live(request: pytest.FixtureRequest, run: str) -> Iterator[Live]:
     if request.param == "sync":
         with cove.Client() as client:
-            yield Live(client, cove.Sandbox, run)
+            yield Live(client, cove.Sandbox, cove.Snapshot, cove.Template, cove.Volume, run)
         return
     loop = asyncio.new_event_loop()
     async_client = cove.AsyncClient()
-    yield Live(Blocking(async_client, loop), Blocking(cove.AsyncSandbox, loop), run)
+    yield Live(
+        Blocking(async_client, loop),
+        Blocking(cove.AsyncSandbox, loop),
+        Blocking(cove.AsyncSnapshot, loop),
+        Blocking(cove.AsyncTemplate, loop),
+        Blocking(cove.AsyncVolume, loop),
+        run,
+    )
     loop.run_until_complete(async_client.close())
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
