@@ -15,7 +15,7 @@ import (
 // Clone makes a volume with the content of another, also while that is
 // attached. It is the content of one instant: writers stand still while the
 // image is copied, which takes no time where the host's file system can share
-// blocks (XFS, btrfs), and else about a second per GB that is in use. What
+// blocks (XFS, btrfs), and else as long as memory takes to copy. What
 // programs inside had not written by then is not in it: as after a power cut,
 // with the disk intact.
 func (s *Set) Clone(ctx context.Context, from, name string) (Volume, error) {
@@ -56,47 +56,57 @@ func (s *Set) copyTo(ctx context.Context, id, tmp string, size int64) (err error
 	if rec.Made != size {
 		return sandbox.Errorf(sandbox.Conflict, op, "volume %s is being resized", rec.Name).WithHint("try again")
 	}
-	if v.mounted {
-		if err := freeze(s.point(id)); err != nil {
-			return fmt.Errorf("freezing %s: %w", rec.Name, err)
-		}
-		// Whatever happens: sandboxes wait for this.
-		defer func() { err = errors.Join(err, thaw(s.point(id))) }()
-	}
-	if err := s.at("copy"); err != nil {
-		return err
-	}
-	if err := copyImage(ctx, s.image(id), tmp); err != nil {
-		return err
-	}
-	return s.at("copied")
-}
-
-// copyImage copies a sparse file, durably.
-func copyImage(ctx context.Context, from, to string) (err error) {
-	src, err := os.Open(from)
+	src, err := os.Open(s.image(id))
 	if err != nil {
 		return err
 	}
 	defer src.Close()
-	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	dst, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, dst.Close()) }()
-	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) != nil { // not every file system can
-		if err := copySparse(ctx, src, dst); err != nil {
+	if err := s.at("copy"); err != nil {
+		return err
+	}
+	if err := s.copyFrozen(ctx, v, src, dst); err != nil {
+		return err
+	}
+	if err := s.at("copied"); err != nil {
+		return err
+	}
+	return dst.Sync() // nobody waits for this any more
+}
+
+// copyFrozen copies an image while nothing is written to it. The caller holds
+// v.slow.
+func (s *Set) copyFrozen(ctx context.Context, v *volume, src, dst *os.File) (err error) {
+	shares := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil // not every file system can
+	if v.mounted {
+		if !shares {
+			// Read once before writers have to stand still, so that the copy
+			// itself is from memory: for 768 MiB on a disk of 160 MB/s a freeze
+			// of 0.5 to 1.9 s instead of 4.8 s.
+			if err := eachData(ctx, src, func(off, n int64) error {
+				_, err := io.Copy(io.Discard, io.NewSectionReader(src, off, n))
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+		point := s.point(v.id)
+		if err := freeze(point); err != nil {
+			return fmt.Errorf("freezing %s: %w", point, err)
+		}
+		// Whatever happens: sandboxes wait for this.
+		defer func() { err = errors.Join(err, thaw(point)) }()
+		if err := s.at("frozen"); err != nil {
 			return err
 		}
 	}
-	return dst.Sync()
-}
-
-// chunk is how much is copied between two looks at the context.
-const chunk = 16 << 20
-
-// copySparse copies what is there and leaves holes holes.
-func copySparse(ctx context.Context, src, dst *os.File) error {
+	if shares {
+		return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
+	}
 	st, err := src.Stat()
 	if err != nil {
 		return err
@@ -104,6 +114,17 @@ func copySparse(ctx context.Context, src, dst *os.File) error {
 	if err := dst.Truncate(st.Size()); err != nil {
 		return err
 	}
+	return eachData(ctx, src, func(off, n int64) error {
+		_, err := io.Copy(io.NewOffsetWriter(dst, off), io.NewSectionReader(src, off, n))
+		return err
+	})
+}
+
+// chunk is how much is copied between two looks at the context.
+const chunk = 16 << 20
+
+// eachData calls f for the parts of a sparse file that are no holes.
+func eachData(ctx context.Context, src *os.File, f func(off, n int64) error) error {
 	for end := int64(0); ; {
 		start, err := src.Seek(end, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
@@ -120,10 +141,7 @@ func copySparse(ctx context.Context, src, dst *os.File) error {
 				return err
 			}
 			n := min(end-start, chunk)
-			if _, err := dst.Seek(start, io.SeekStart); err != nil {
-				return err
-			}
-			if _, err := io.Copy(dst, io.NewSectionReader(src, start, n)); err != nil {
+			if err := f(start, n); err != nil {
 				return err
 			}
 			start += n

@@ -132,7 +132,7 @@ func Open(ctx context.Context, dir string, opts Options) (_ *Set, err error) {
 			s.lock.Close()
 		}
 	}()
-	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := lock(s.lock); err != nil {
 		return nil, sandbox.Errorf(sandbox.Precondition, op, "another process has the volumes in %s open: %w", dir, err)
 	}
 	if err := s.checkFormat(); err != nil {
@@ -142,6 +142,18 @@ func Open(ctx context.Context, dir string, opts Options) (_ *Set, err error) {
 		return nil, fail(op, err)
 	}
 	return s, nil
+}
+
+// lock takes the lock of a directory. A process that has just died may have
+// left it to a child between fork and exec: a few milliseconds, waited for.
+func lock(f *os.File) (err error) {
+	for range 10 {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return err
 }
 
 func (s *Set) checkFormat() error {
@@ -263,7 +275,8 @@ func (s *Set) Close() error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, s.lock.Close())...)
+	// Unlocked, not only closed: see lock.
+	return errors.Join(append(errs, unix.Flock(int(s.lock.Fd()), unix.LOCK_UN), s.lock.Close())...)
 }
 
 // fail makes an error of the file system one of ours.
