@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import hashlib
-import http.client
 import json
 import os
 import random
@@ -23,64 +21,24 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cove import AsyncClient, AsyncSandbox, Client, Sandbox
 
-REPO = Path(__file__).resolve().parent.parent
-MS = 1e3
-
-
-def log(*args: object) -> None:
-    print(*args, file=sys.stderr, flush=True)
-
-
-def p(values: list[float], q: float) -> float:
-    """The q-th percentile in milliseconds."""
-    s = sorted(values)
-    return s[min(len(s) - 1, int(q * len(s)))] * MS
-
-
-def timed(f: Callable[[], Any]) -> float:
-    t = time.perf_counter()
-    f()
-    return time.perf_counter() - t
-
-
-class Raw:
-    """A bare keep-alive HTTP connection, to leave the SDK out of a measurement."""
-
-    def __init__(self) -> None:
-        self.url = urllib.parse.urlparse(os.environ["COVE_URL"])
-        self.conn = http.client.HTTPConnection(self.url.hostname or "", self.url.port)
-
-    def call(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.conn.request(
-            "POST",
-            "/cove.v1." + method,
-            json.dumps(body),
-            {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["COVE_KEY"]},
-        )
-        r = self.conn.getresponse()
-        data = r.read()
-        if r.status != 200:
-            raise RuntimeError(f"{method}: {r.status} {data!r}")
-        return json.loads(data)  # type: ignore[no-any-return]
-
-
-def wait_warm(raw: Raw) -> None:
-    """Waits until the pool is full again: filling it is not part of a create."""
-    for _ in range(2000):
-        info = raw.call("System/Info", {})
-        if int(info.get("warmKernels", 0)) >= int(info.get("warmTarget", 1)):
-            time.sleep(0.15)  # and the blank kernel behind it, and what was just killed
-            return
-        time.sleep(0.02)
-    raise RuntimeError("the kernel pool does not fill")
-
+from measure import (
+    REPO,
+    Raw,
+    available,
+    kernel_memory,
+    kernels,
+    log,
+    p,
+    timed,
+    wait_warm,
+)
+from state import bench_cold, bench_files, bench_fork, bench_standby
 
 # --- comparison with plain runc and runsc -------------------------------------------------
 
@@ -90,7 +48,11 @@ class Bundle:
 
     def __init__(self, erofs: str, command: list[str]) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="cove-bench-"))
-        subprocess.run(["fsck.erofs", f"--extract={self.dir}/rootfs", erofs], check=True, capture_output=True)
+        subprocess.run(
+            ["fsck.erofs", f"--extract={self.dir}/rootfs", erofs],
+            check=True,
+            capture_output=True,
+        )
         subprocess.run(["runc", "spec"], cwd=self.dir, check=True)
         spec = json.loads((self.dir / "config.json").read_text())
         spec["process"].update(args=command, terminal=False)
@@ -99,13 +61,27 @@ class Bundle:
 
     def run(self, *runtime: str) -> float:
         self.n += 1
-        cmd = [*runtime, "run", "--bundle", str(self.dir), f"cove-bench-{os.getpid()}-{self.n}"]
+        cmd = [
+            *runtime,
+            "run",
+            "--bundle",
+            str(self.dir),
+            f"cove-bench-{os.getpid()}-{self.n}",
+        ]
         return timed(
-            lambda: subprocess.run(cmd, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            lambda: subprocess.run(
+                cmd,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         )
 
     def close(self) -> None:
-        netns = self.dir / "runsc" / "null-netns"  # runsc leaves a namespace mounted in its root
+        netns = (
+            self.dir / "runsc" / "null-netns"
+        )  # runsc leaves a namespace mounted in its root
         if netns.exists():
             subprocess.run(["umount", str(netns)], check=True)
         shutil.rmtree(self.dir)
@@ -131,9 +107,21 @@ def one_life(raw: Raw, times: dict[str, list[float]]) -> None:
 
 def bench_create(rounds: int, erofs: str) -> dict[str, Any]:
     raw, bundle = Raw(), Bundle(erofs, ["true"])
-    runsc = [str(REPO / "bin" / "runsc"), "--network=none", "--root", str(bundle.dir / "runsc")]
+    runsc = [
+        str(REPO / "bin" / "runsc"),
+        "--network=none",
+        "--root",
+        str(bundle.dir / "runsc"),
+    ]
     runc = ["runc", "--root", str(bundle.dir / "runc")]
-    times: dict[str, list[float]] = {"cove": [], "runc": [], "runsc": [], "create": [], "first reset": [], "reset": []}
+    times: dict[str, list[float]] = {
+        "cove": [],
+        "runc": [],
+        "runsc": [],
+        "create": [],
+        "first reset": [],
+        "reset": [],
+    }
     try:
         for i in range(rounds + 2):  # two rounds to warm every cache
             keep = times if i >= 2 else {k: [] for k in times}
@@ -179,8 +167,18 @@ def bench_exec(rounds: int) -> dict[str, Any]:
                 inside.append(b)
         proc.kill()
     return {
-        "ms": {"api exec": {"p50": p(api, 0.5), "p90": p(api, 0.9)}, "spawn inside": {"p50": p(inside, 0.5), "p90": p(inside, 0.9)}},
-        "checks": [("exec of true, vs spawn inside", statistics.median(api) / statistics.median(inside), "<=", 1.5)],
+        "ms": {
+            "api exec": {"p50": p(api, 0.5), "p90": p(api, 0.9)},
+            "spawn inside": {"p50": p(inside, 0.5), "p90": p(inside, 0.9)},
+        },
+        "checks": [
+            (
+                "exec of true, vs spawn inside",
+                statistics.median(api) / statistics.median(inside),
+                "<=",
+                1.5,
+            )
+        ],
     }
 
 
@@ -197,72 +195,15 @@ def bench_api_share(rounds: int) -> dict[str, Any]:
             share.append(wall - took)
             node.append(took)
     return {
-        "ms": {"node": {"p50": p(node, 0.5), "p90": p(node, 0.9)}, "api on top": {"p50": p(share, 0.5), "p90": p(share, 0.9)}},
+        "ms": {
+            "node": {"p50": p(node, 0.5), "p90": p(node, 0.9)},
+            "api on top": {"p50": p(share, 0.5), "p90": p(share, 0.9)},
+        },
         "checks": [("API on top of the node's create, ms", p(share, 0.5), "<=", 3.0)],
     }
 
 
 # --- memory and scale ---------------------------------------------------------------------
-
-
-def kernels(data: str) -> list[str]:
-    """The pids of the sentries of a server."""
-    found = []
-    for proc in Path("/proc").iterdir():
-        try:
-            cmd = (proc / "cmdline").read_bytes() if proc.name.isdigit() else b""
-            if cmd.startswith(b"runsc-sandbox\0") and data.encode() in cmd and os.getsid(int(proc.name)) == int(proc.name):
-                found.append(proc.name)  # not a stub: those are in its session
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
-def kernel_memory(pids: list[str]) -> list[int]:
-    """Proportional memory (bytes) of kernels: each sentry with its stubs.
-
-    PSS, so that the pages of the runsc binary, mapped by all, are shared out; the
-    EROFS image is page cache and belongs to nobody. Stubs that share one address
-    space (systrap clones them with CLONE_VM) each report all of it: it is counted
-    once."""
-    sums = []
-    for sentry in pids:
-        total = 0
-        counted: list[str] = []
-        for pid in [sentry, *children(sentry)]:
-            if any(same_memory(pid, other) for other in counted):
-                continue
-            counted.append(pid)
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
-        sums.append(total)
-    return sums
-
-
-def same_memory(a: str, b: str) -> bool:
-    """kcmp(2): whether two processes have one address space."""
-    KCMP, KCMP_VM = {"x86_64": 312, "aarch64": 272}[os.uname().machine], 1
-    r = ctypes.CDLL(None, use_errno=True).syscall(KCMP, int(a), int(b), KCMP_VM, 0, 0)
-    if r < 0:
-        raise OSError(ctypes.get_errno(), "kcmp")
-    return bool(r == 0)
-
-
-def available() -> int:
-    """Bytes the machine could still give out."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no MemAvailable")
-
-
-def children(pid: str) -> list[str]:
-    out: list[str] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for c in (task / "children").read_text().split():
-            out += [c, *children(c)]
-    return out
 
 
 async def live(n: int, data: str) -> dict[str, Any]:
@@ -271,7 +212,13 @@ async def live(n: int, data: str) -> dict[str, Any]:
 
         async def create() -> AsyncSandbox:
             async with gate:
-                return await AsyncSandbox.create(cpu=0.1, memory="32MiB", labels={"bench": "live"}, client=client, create_timeout=600)
+                return await AsyncSandbox.create(
+                    cpu=0.1,
+                    memory="32MiB",
+                    labels={"bench": "live"},
+                    client=client,
+                    create_timeout=600,
+                )
 
         before = available()
         t0 = time.perf_counter()
@@ -307,7 +254,11 @@ def bench_live(n: int, data: str) -> dict[str, Any]:
     # What is left is the pool, which has grown with the demand: warm kernels, one
     # blank and the two that may be booting.
     for _ in range(100):
-        extra = len(kernels(data)) - int(Raw().call("System/Info", {}).get("warmKernels", 0)) - 3
+        extra = (
+            len(kernels(data))
+            - int(Raw().call("System/Info", {}).get("warmKernels", 0))
+            - 3
+        )
         if extra <= 0:
             break
         time.sleep(0.1)
@@ -329,18 +280,33 @@ def bench_bytes(rounds: int) -> dict[str, Any]:
     up: list[float] = []
     down: list[float] = []
     auth = ["-H", "Authorization: Bearer " + os.environ["COVE_KEY"]]
-    with tempfile.TemporaryDirectory(prefix="cove-bench-") as tmp, Sandbox.create(cpu=2, memory="1GiB", disk="4GiB") as sb:
+    with (
+        tempfile.TemporaryDirectory(prefix="cove-bench-") as tmp,
+        Sandbox.create(cpu=2, memory="1GiB", disk="4GiB") as sb,
+    ):
         src, dst = Path(tmp) / "src", Path(tmp) / "dst"
         src.write_bytes(os.urandom(2**20) * size)
         want = hashlib.sha256(src.read_bytes()).hexdigest()
         url = f"{os.environ['COVE_URL']}/v1/sandboxes/{sb.id}/files?path=/tmp/blob"
         for i in range(rounds + 1):
-            a = timed(lambda: subprocess.run(["curl", "-sSf", *auth, "-T", str(src), url], check=True, stdout=subprocess.DEVNULL))
-            b = timed(lambda: subprocess.run(["curl", "-sSf", *auth, "-o", str(dst), url], check=True))
+            a = timed(
+                lambda: subprocess.run(
+                    ["curl", "-sSf", *auth, "-T", str(src), url],
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                )
+            )
+            b = timed(
+                lambda: subprocess.run(
+                    ["curl", "-sSf", *auth, "-o", str(dst), url], check=True
+                )
+            )
             if i:
                 up.append(size / a)
                 down.append(size / b)
-        assert hashlib.sha256(dst.read_bytes()).hexdigest() == want, "the file came back different"
+        assert hashlib.sha256(dst.read_bytes()).hexdigest() == want, (
+            "the file came back different"
+        )
         inside = sb.exec(["sha256sum", "/tmp/blob"]).stdout.split()[0]
         assert inside == want, "the file inside is different"
 
@@ -348,9 +314,17 @@ def bench_bytes(rounds: int) -> dict[str, Any]:
         t = time.perf_counter()
         r = sb.exec(["sh", "-c", f"head -c {n} /dev/zero | tr '\\0' x"], timeout=300)
         took = time.perf_counter() - t
-        exact = r.exit_code == 0 and len(r.stdout_bytes) == n and r.stdout_bytes.count(b"x") == n
+        exact = (
+            r.exit_code == 0
+            and len(r.stdout_bytes) == n
+            and r.stdout_bytes.count(b"x") == n
+        )
     return {
-        "figures": {"upload_mib_s": statistics.median(up), "download_mib_s": statistics.median(down), "print_mib_s": 100 / took},
+        "figures": {
+            "upload_mib_s": statistics.median(up),
+            "download_mib_s": statistics.median(down),
+            "print_mib_s": 100 / took,
+        },
         "checks": [
             ("256 MiB upload, MiB/s", statistics.median(up), ">=", 200.0),
             ("256 MiB download, MiB/s", statistics.median(down), ">=", 200.0),
@@ -360,12 +334,27 @@ def bench_bytes(rounds: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     a.add_argument("--rounds", type=int, default=30)
     a.add_argument("--live", type=int, default=500, help="how many sandboxes at once")
-    a.add_argument("--only", default="", help="comma-separated: create,exec,api,bytes,live")
-    a.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
-    a.add_argument("--data", default=os.environ.get("COVE_DATA", "/var/lib/cove"), help="the server's data directory")
+    a.add_argument(
+        "--only",
+        default="",
+        help="comma-separated: create,exec,api,bytes,live,standby,fork,files,cold",
+    )
+    a.add_argument(
+        "--cold", type=int, default=2000, help="how many sandboxes in cold standby"
+    )
+    a.add_argument(
+        "--check", action="store_true", help="exit 1 when a target is missed"
+    )
+    a.add_argument(
+        "--data",
+        default=os.environ.get("COVE_DATA", "/var/lib/cove"),
+        help="the server's data directory",
+    )
     args = a.parse_args()
     image = Client().images.get("base")
     erofs = next(Path(args.data).glob(f"**/{image.id.split(':')[1]}.erofs"))
@@ -375,9 +364,17 @@ def main() -> int:
         "api": lambda: bench_api_share(args.rounds),
         "bytes": lambda: bench_bytes(5),
         "live": lambda: bench_live(args.live, args.data),
+        "standby": lambda: bench_standby(args.rounds),
+        "fork": lambda: bench_fork(max(3, args.rounds // 5), args.data),
+        "files": lambda: bench_files(args.rounds),
+        "cold": lambda: bench_cold(args.cold, args.data),
     }
     only = [s for s in args.only.split(",") if s] or list(all_)
-    results: dict[str, Any] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "cores": os.cpu_count(), "rounds": args.rounds}
+    results: dict[str, Any] = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "cores": os.cpu_count(),
+        "rounds": args.rounds,
+    }
     missed = 0
     rows: list[tuple[str, str, str, str]] = []
     for name in only:
@@ -385,16 +382,25 @@ def main() -> int:
         got = results[name] = all_[name]()
         log(f"  {json.dumps({k: v for k, v in got.items() if k != 'checks'})}")
         for label, ms in got.get("ms", {}).items():
-            rows.append((f"  {label}", f"{ms['p50']:.1f} ms", f"p90 {ms['p90']:.1f} ms", ""))
+            rows.append(
+                (f"  {label}", f"{ms['p50']:.1f} ms", f"p90 {ms['p90']:.1f} ms", "")
+            )
         for label, value in got.get("figures", {}).items():
             rows.append((f"  {label}", f"{value:,.1f}", "", ""))
         for label, value, op, target in got["checks"]:
             ok = {"<=": value <= target, ">=": value >= target, "<": value < target}[op]
             missed += not ok
-            rows.append((label, f"{value:.2f}", f"{op} {target:g}", "ok" if ok else "MISSED"))
+            rows.append(
+                (label, f"{value:.2f}", f"{op} {target:g}", "ok" if ok else "MISSED")
+            )
     widths = [max(len(r[i]) for r in rows) for i in range(4)]
     for r in rows:
-        print("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))))
+        print(
+            "  ".join(
+                c.ljust(w) if i == 0 else c.rjust(w)
+                for i, (c, w) in enumerate(zip(r, widths))
+            )
+        )
     out = REPO / "bench" / "results" / (time.strftime("%Y%m%d-%H%M%S") + ".json")
     out.write_text(json.dumps(results, indent=1))
     log(f"raw figures: {out}")
