@@ -160,9 +160,10 @@ func (w *world) consistent(want ...string) {
 	var kernels []string
 	var sum sandbox.Resources
 	for _, b := range w.Node.live {
-		if b.kernel != nil {
-			kernels = append(kernels, b.kernel.ID())
+		if b.kernel == nil { // cold: it takes nothing
+			continue
 		}
+		kernels = append(kernels, b.kernel.ID())
 		sum.MilliCPU += b.resources.MilliCPU
 		sum.Memory += b.resources.Memory
 		sum.MemoryLimit += b.resources.MemoryLimit

@@ -1,0 +1,346 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cove-sandbox/cove/cas"
+	"github.com/cove-sandbox/cove/cas/local"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/runtime/fake"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// inStateWorld is inWorld with a content store, which outlives crashes.
+func inStateWorld(t *testing.T, f func(t *testing.T, w *world, store *faultyStore)) {
+	dir := t.TempDir()
+	st, err := local.Open(dir+"/state", local.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	store := &faultyStore{Store: st}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, dir)
+		w.cfg = func(c *Config) { c.State = &StateConfig{Store: store, Plain: dir + "/plain", ColdAfter: time.Minute} }
+		w.open()
+		defer w.finish()
+		f(t, w, store)
+	})
+}
+
+// faultyStore fails on request.
+type faultyStore struct {
+	*local.Store
+	begin error
+}
+
+func (f *faultyStore) Begin() (cas.Batch, error) {
+	if f.begin != nil {
+		return nil, f.begin
+	}
+	return f.Store.Begin()
+}
+
+func (f *faultyStore) blobs(t tb) (n int) {
+	t.Helper()
+	if err := f.List(context.Background(), func(cas.Info) error { n++; return nil }); err != nil {
+		t.Errorf("list: %v", err)
+	}
+	return n
+}
+
+func pauses(s *sandbox.Spec) { s.OnIdle = sandbox.IdlePause }
+
+func (w *world) expectStandby(id string, want sandbox.Standby) {
+	w.t.Helper()
+	synctest.Wait()
+	if got := w.Standby()[id]; got != want {
+		w.t.Errorf("%s is %q, want %q", id, got, want)
+	}
+}
+
+// touch is a short call.
+func (w *world) touch(id string) error {
+	_, release, err := w.Guest(context.Background(), id)
+	if err == nil {
+		release()
+	}
+	return err
+}
+
+func TestAnIdleSandboxSleepsDeeperWithTimeAndWakes(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a", idle(time.Minute), pauses)
+		w.create("b")
+		time.Sleep(59 * time.Second)
+		w.expectStandby("a", sandbox.Awake)
+		time.Sleep(2 * time.Second)
+		w.expectStandby("a", sandbox.Hot)
+		w.consistent("a", "b")
+		time.Sleep(time.Minute)
+		w.expectStandby("a", sandbox.Cold)
+		w.consistent("a", "b")
+		if used := w.Capacity().Used; used.Memory != gib {
+			t.Errorf("cold it takes memory: %+v", used)
+		}
+		if s, err := w.Stats(t.Context(), "a"); err != nil || s.Memory != 0 {
+			t.Errorf("stats %+v, %v", s, err)
+		}
+		w.expectStandby("a", sandbox.Cold) // looking does not wake it
+		if err := w.touch("a"); err != nil {
+			t.Fatal(err)
+		}
+		w.expectStandby("a", sandbox.Awake)
+		w.consistent("a", "b")
+		time.Sleep(61 * time.Second)
+		w.expectStandby("a", sandbox.Hot) // and it sleeps again
+		if err := w.touch("a"); err != nil {
+			t.Fatal(err)
+		}
+		w.expectStandby("a", sandbox.Awake)
+		w.expectStandby("b", sandbox.Awake)
+		w.expectNoNotice()
+	})
+}
+
+func TestWhatWasPausedByHandStaysHot(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a", timeout(time.Hour))
+		if err := w.Pause(t.Context(), "a", false); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Minute)
+		w.expectStandby("a", sandbox.Hot)
+		if err := w.Pause(t.Context(), "a", true); err != nil {
+			t.Fatal(err)
+		}
+		w.expectStandby("a", sandbox.Cold)
+		time.Sleep(11 * time.Minute) // its time runs on while it sleeps
+		w.expectNotice("a")
+		w.expectEnd("a", sandbox.TTL, "")
+		w.consistent()
+		if freed, err := w.Collect(t.Context(), nil); err != nil || freed == 0 || store.blobs(t) != 0 {
+			t.Errorf("freed %d, %d blobs left, %v", freed, store.blobs(t), err)
+		}
+	})
+}
+
+func TestStandbySurvivesACrashAndColdAlsoTheMachine(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		for _, id := range []string{"hot", "cold", "awake"} {
+			w.create(id)
+		}
+		for id, cold := range map[string]bool{"hot": false, "cold": true} {
+			if err := w.Pause(t.Context(), id, cold); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.crash(nil)
+		w.open()
+		w.expectStandby("hot", sandbox.Hot)
+		w.expectStandby("cold", sandbox.Cold)
+		w.expectStandby("awake", sandbox.Awake)
+		w.consistent("awake", "cold", "hot")
+		for _, id := range []string{"hot", "cold"} {
+			if err := w.touch(id); err != nil {
+				t.Errorf("%s does not wake: %v", id, err)
+			}
+		}
+		w.consistent("awake", "cold", "hot")
+		if err := w.Pause(t.Context(), "cold", true); err != nil {
+			t.Fatal(err)
+		}
+		w.crash(nil)
+		w.host.Reboot()
+		w.boot = "boot-2"
+		w.open()
+		w.consistent("cold")
+		w.expectEnd("hot", sandbox.NodeLost, "machine restarted")
+		if err := w.touch("cold"); err != nil {
+			t.Errorf("after the machine's restart: %v", err)
+		}
+		w.consistent("cold")
+	})
+}
+
+// Whatever fails on the way down or up, the sandbox is in one well-defined
+// state and can be tried again.
+func TestFailuresOnTheWayDownAndUp(t *testing.T) {
+	full := sandbox.Errorf(sandbox.DiskFull, "cas", "%w", syscall.ENOSPC)
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a")
+		ctx := t.Context()
+		for name, step := range map[string]struct {
+			breaks, heals func()
+			class         *sandbox.Error
+		}{
+			"checkpoint": {func() { w.drv.Fail(fake.Checkpoint, errBroken) }, func() { w.drv.Heal() }, sandbox.ErrUnavailable},
+			"pause":      {func() { w.drv.Fail(fake.Pause, errBroken) }, func() { w.drv.Heal() }, sandbox.ErrUnavailable},
+			"store":      {func() { store.begin = full }, func() { store.begin = nil }, sandbox.ErrDiskFull},
+			"journal": {func() {
+				w.disk.setFault(func(op, _ string) error {
+					if op == "sync" {
+						return syscall.EIO
+					}
+					return nil
+				})
+			}, func() { w.disk.setFault(nil) }, sandbox.ErrUnavailable},
+		} {
+			step.breaks()
+			err := w.Pause(ctx, "a", true)
+			step.heals()
+			if !errors.Is(err, step.class) {
+				t.Errorf("%s: %v", name, err)
+			}
+			w.expectStandby("a", sandbox.Awake)
+			if err := w.touch("a"); err != nil {
+				t.Errorf("after a failed %s: %v", name, err)
+			}
+			w.consistent("a")
+			time.Sleep(time.Minute) // the journal repairs itself
+		}
+		if err := w.Pause(ctx, "a", true); err != nil {
+			t.Fatal(err)
+		}
+		w.drv.Fail(fake.Restore, errBroken)
+		if err := w.touch("a"); err == nil {
+			t.Error("woke without a kernel")
+		}
+		w.expectStandby("a", sandbox.Cold)
+		w.drv.Heal()
+		w.consistent("a")
+		if err := w.touch("a"); err != nil {
+			t.Error(err)
+		}
+		w.expectStandby("a", sandbox.Awake)
+		w.consistent("a")
+	})
+}
+
+func TestMemoryPressurePutsTheLongestSleeperOnDisk(t *testing.T) {
+	free := int64(gib)
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		for _, id := range []string{"old", "young", "awake"} {
+			w.create(id)
+		}
+		w.cfg = nil
+		w.Node.cfg.freeMemory = func() int64 {
+			if w.Standby()["old"] == sandbox.Cold {
+				return gib
+			}
+			return free
+		}
+		for _, id := range []string{"old", "young"} {
+			if err := w.Pause(t.Context(), id, false); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		free = -1
+		time.Sleep(2 * diskEvery)
+		w.expectStandby("old", sandbox.Cold)
+		w.expectStandby("young", sandbox.Hot)
+		w.expectStandby("awake", sandbox.Awake)
+	})
+}
+
+func TestWakingWaitsForRoom(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a")
+		if err := w.Pause(t.Context(), "a", true); err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, id := range ids("b", 57) { // 0.9 of 64 GiB
+			w.create(id)
+			names = append(names, id)
+		}
+		woken := make(chan error, 1)
+		go func() { woken <- w.touch("a") }()
+		time.Sleep(10 * time.Second)
+		w.expectStandby("a", sandbox.Cold)
+		if err := w.Kill(t.Context(), "b0", sandbox.End{Cause: sandbox.KilledByUser}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-woken; err != nil {
+			t.Error(err)
+		}
+		w.expectStandby("a", sandbox.Awake)
+		w.consistent(append([]string{"a"}, names[1:]...)...)
+		if err := w.Pause(t.Context(), "a", true); err != nil {
+			t.Fatal(err)
+		}
+		w.create("c")
+		start := time.Now()
+		expectClass(t, w.touch("a"), sandbox.ErrNoCapacity)
+		if d := time.Since(start); d < wakeTimeout || d > wakeTimeout+time.Second {
+			t.Errorf("gave up after %v", d)
+		}
+	})
+}
+
+func TestColdNeedsQuiet(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a")
+		_, release, err := w.Guest(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = w.Pause(t.Context(), "a", true)
+		expectClass(t, err, sandbox.ErrPrecondition)
+		if !strings.Contains(err.Error(), "under way") {
+			t.Error(err)
+		}
+		w.expectStandby("a", sandbox.Awake)
+		release()
+		if err := w.Pause(t.Context(), "a", true); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A kernel that dies in its sleep ends its sandbox like any other.
+func TestAHotKernelDies(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a")
+		if err := w.Pause(t.Context(), "a", false); err != nil {
+			t.Fatal(err)
+		}
+		w.host.Kill(w.kernelOf("a"), runtime.Exit{Cause: sandbox.OOM, Detail: "over the memory limit"})
+		w.expectNotice("a")
+		w.expectEnd("a", sandbox.OOM, "")
+		w.consistent()
+		expectClass(t, w.touch("a"), sandbox.ErrEnded)
+	})
+}
+
+func TestBlanksFollowDemand(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a")
+		c, _, err := w.Node.Snapshot(t.Context(), "a", SnapshotRequest{Kind: sandbox.MemorySnapshot, Keep: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []string
+		for _, id := range ids("c", 6) {
+			if _, err := w.CreateFrom(t.Context(), smallBox(id), baseImage, sandbox.Snapshot{Kind: sandbox.MemorySnapshot, Content: c}); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, id)
+		}
+		w.consistent(slices.Concat([]string{"a"}, want)...)
+		time.Sleep(10 * time.Second)
+		if got := w.blanks.count(); got < 2 {
+			t.Errorf("%d blanks after a burst", got)
+		}
+		time.Sleep(2 * blankFade)
+		w.consistent(slices.Concat([]string{"a"}, want)...)
+	})
+}
