@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cove-sandbox/cove/cas/local"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/runtime/fake"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -21,9 +22,15 @@ import (
 // that is no longer there has the end the model expects.
 func TestAnyHistoryKeepsTheNodeAndTheMachineInAgreement(t *testing.T) {
 	dir := t.TempDir()
+	store, err := local.Open(dir+"/state", local.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(*testing.T) { // a bubble per history; failures are rt's
 			m := &model{t: rt, world: newWorld(rt, dir), live: map[string]time.Time{}, ends: map[string]sandbox.Cause{}, episodes: map[string]int64{}}
+			m.cfg = func(c *Config) { c.State = &StateConfig{Store: store, Plain: dir + "/plain"} }
 			m.open()
 			defer func() {
 				m.drv.Heal()
@@ -36,6 +43,11 @@ func TestAnyHistoryKeepsTheNodeAndTheMachineInAgreement(t *testing.T) {
 				"killTwice":        m.killTwice,
 				"setExpiry":        m.setExpiry,
 				"ack":              m.ack,
+				"pause":            m.pause,
+				"wake":             m.wakeUp,
+				"snapshot":         m.snapshot,
+				"fork":             m.fork,
+				"roll back":        m.rollBack,
 				"time passes":      m.timePasses,
 				"kernel dies":      m.kernelDies,
 				"fault":            m.fault,
@@ -54,7 +66,49 @@ type model struct {
 	live     map[string]time.Time // id → expiry; zero = never
 	episodes map[string]int64
 	ends     map[string]sandbox.Cause
+	snaps    []sandbox.Snapshot
 	next     int
+}
+
+func (m *model) pause(t *rapid.T) {
+	// It may fail for a fault: then it is as it was.
+	_ = m.Pause(context.Background(), m.pick(t), rapid.Bool().Draw(t, "cold"))
+}
+
+func (m *model) wakeUp(t *rapid.T) {
+	_, _ = m.Resume(context.Background(), m.pick(t))
+}
+
+func (m *model) snapshot(t *rapid.T) {
+	id := m.pick(t)
+	c, _, err := m.Snapshot(context.Background(), id, SnapshotRequest{Kind: sandbox.MemorySnapshot, Keep: true})
+	if err == nil {
+		m.snaps = append(m.snaps, sandbox.Snapshot{Kind: sandbox.MemorySnapshot, Content: c})
+	}
+}
+
+func (m *model) fork(t *rapid.T) {
+	if len(m.snaps) == 0 {
+		t.Skip("none")
+	}
+	id := m.newID()
+	if _, err := m.CreateFrom(context.Background(), smallBox(id), baseImage, rapid.SampledFrom(m.snaps).Draw(t, "snapshot")); err == nil {
+		m.live[id], m.episodes[id] = time.Time{}, 1
+	}
+}
+
+func (m *model) rollBack(t *rapid.T) {
+	if len(m.snaps) == 0 {
+		t.Skip("none")
+	}
+	id := m.pick(t)
+	episode, _, err := m.Restore(context.Background(), id, baseImage, rapid.SampledFrom(m.snaps).Draw(t, "snapshot"))
+	if err != nil {
+		return // and it is as it was
+	}
+	if m.episodes[id]++; episode != m.episodes[id] {
+		t.Errorf("episode %d of %s, want %d", episode, id, m.episodes[id])
+	}
 }
 
 func (m *model) newID() string {
@@ -148,13 +202,16 @@ func (m *model) kernelDies(t *rapid.T) {
 	if _, ok := m.live[id]; !ok {
 		return
 	}
+	if m.kernelOf(id) == "" {
+		t.Skip("cold")
+	}
 	cause := rapid.SampledFrom([]sandbox.Cause{sandbox.OOM, sandbox.InitKilled, sandbox.Infra}).Draw(t, "cause")
 	m.host.Kill(m.kernelOf(id), runtime.Exit{Cause: cause})
 	m.ended(id, cause)
 }
 
 func (m *model) fault(t *rapid.T) {
-	op := rapid.SampledFrom([]fake.Op{fake.Boot, fake.Attach, fake.Reset, fake.Destroy, fake.Sweep}).Draw(t, "op")
+	op := rapid.SampledFrom([]fake.Op{fake.Boot, fake.Attach, fake.Reset, fake.Destroy, fake.Sweep, fake.Pause, fake.Resume, fake.Checkpoint, fake.Restore}).Draw(t, "op")
 	for range rapid.IntRange(1, 3).Draw(t, "times") {
 		m.drv.Fail(op, errBroken)
 	}
