@@ -343,8 +343,10 @@ func TestSnapshotAndImport(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err = s.Import(t.Context(), "cut", 32*mib, bytes.NewReader(b.Bytes()[:b.Len()/2]))
-	expectClass(t, "half a tar", err, sandbox.Invalid)
+	for n := 0; n < b.Len()-512; n += 512 { // at every block, also between two entries
+		_, err = s.Import(t.Context(), "cut", 32*mib, bytes.NewReader(b.Bytes()[:n]))
+		expectClass(t, fmt.Sprintf("%d of %d bytes of a tar", n, b.Len()), err, sandbox.Invalid)
+	}
 	checkFiles(t, s)
 }
 

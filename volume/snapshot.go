@@ -162,7 +162,7 @@ func (s *Set) Import(ctx context.Context, name string, size int64, r io.Reader) 
 			return err
 		}
 		point := strings.TrimSuffix(filepath.Base(tmp), ".img")
-		err := s.mountedTemp(tmp, point, func(data *os.Root) error { return extract(ctx, data, tar.NewReader(r)) })
+		err := s.mountedTemp(tmp, point, func(data *os.Root) error { return extract(ctx, data, r) })
 		if err != nil {
 			return err
 		}
@@ -182,7 +182,21 @@ func (s *Set) Import(ctx context.Context, name string, size int64, r io.Reader) 
 // in any volume below this.
 const maxEntries = 1 << 28
 
-func extract(ctx context.Context, root *os.Root, r *tar.Reader) error {
+// endReader notes that there was nothing left to read.
+type endReader struct {
+	r   io.Reader
+	end bool
+}
+
+func (e *endReader) Read(b []byte) (int, error) {
+	n, err := e.r.Read(b)
+	e.end = e.end || n == 0 && errors.Is(err, io.EOF)
+	return n, err
+}
+
+func extract(ctx context.Context, root *os.Root, from io.Reader) error {
+	whole := &endReader{r: from}
+	r := tar.NewReader(whole)
 	var dirs []*tar.Header // their times are set last, when nothing is put into them any more
 	for n := 0; ; n++ {
 		if err := ctx.Err(); err != nil {
@@ -192,13 +206,22 @@ func extract(ctx context.Context, root *os.Root, r *tar.Reader) error {
 			return sandbox.InvalidField("tar", "more than %d entries", maxEntries)
 		}
 		h, err := r.Next()
+		// A tar ends with two empty blocks. Cut off between two entries it just
+		// ends, which the reader takes for the same.
+		if errors.Is(err, io.EOF) && whole.end {
+			err = io.ErrUnexpectedEOF
+		}
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
 			return sandbox.InvalidField("tar", "%v", err)
 		}
-		if err := extractEntry(root, r, h); err != nil {
+		err = extractEntry(root, r, h)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return sandbox.InvalidField("tar", "entry %q: %v", h.Name, err)
+		}
+		if err != nil {
 			return fileError(fmt.Sprintf("tar entry %q", h.Name), err)
 		}
 		if h.Typeflag == tar.TypeDir {
