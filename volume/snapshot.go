@@ -23,6 +23,14 @@ import (
 // a tar has no holes.
 const looseness = 4
 
+const (
+	// maxDepth of directories in a snapshot: each is an open file meanwhile.
+	maxDepth = 512
+	// maxLinks is how many files with several names are remembered as such;
+	// more are written once for each name.
+	maxLinks = 1 << 20
+)
+
 // Snapshot writes the content of a volume as a tar, also while it is attached.
 // It is the content of one instant: the image is copied first, as Clone does,
 // and read from the copy, so that a slow reader holds up nobody. Files,
@@ -76,6 +84,9 @@ type tarWriter struct {
 }
 
 func (t *tarWriter) dir(name string) error {
+	if strings.Count(name, "/") >= maxDepth {
+		return sandbox.Errorf(sandbox.TooLarge, "", "directories are over %d deep", maxDepth).WithHint("clone the volume instead")
+	}
 	d, err := t.root.Open(name)
 	if err != nil {
 		return err
@@ -127,7 +138,7 @@ func (t *tarWriter) entry(name string) error {
 		h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
 		return t.w.WriteHeader(h)
 	}
-	if info.Mode().IsRegular() && st.Nlink > 1 {
+	if info.Mode().IsRegular() && st.Nlink > 1 && len(t.links) < maxLinks {
 		t.links[st.Ino] = name
 	}
 	if t.left -= h.Size; t.left < 0 {
