@@ -312,25 +312,42 @@ func (s *Set) Mkdir(ctx context.Context, ref, p string, o PutOptions) error {
 }
 
 // Remove removes a file, a link or an empty directory; with all set, a
-// directory with what is in it.
+// directory with what is in it. Its name goes at once, the rest after: what a
+// context that ends leaves of it nobody sees, and the next mount removes.
 func (s *Set) Remove(ctx context.Context, ref, p string, all bool) error {
-	return s.files(ctx, "volume.remove", ref, p, func(_ string, root *os.Root, name string) error {
+	return s.files(ctx, "volume.remove", ref, p, func(id string, root *os.Root, name string) error {
 		if name == "." {
 			return sandbox.InvalidField("path", "is the volume itself").WithHint("delete the volume")
 		}
-		if _, err := root.Lstat(name); err != nil {
-			return err
-		}
-		var err error
-		if all {
-			err = root.RemoveAll(name)
-		} else {
-			err = root.Remove(name)
-		}
+		st, err := root.Lstat(name)
 		if err != nil {
 			return err
 		}
-		return syncIn(root, path.Dir(name))
+		if !all || !st.IsDir() {
+			if err := root.Remove(name); err != nil {
+				return err
+			}
+			return syncIn(root, path.Dir(name))
+		}
+		parent, err := root.OpenFile(path.Dir(name), os.O_RDONLY|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return err
+		}
+		defer parent.Close()
+		grave := filepath.Join(s.point(id), stagingDir, newID())
+		if err := os.Mkdir(grave, 0o700); err != nil {
+			return err
+		}
+		if err := unix.Renameat(int(parent.Fd()), path.Base(name), unix.AT_FDCWD, filepath.Join(grave, "x")); err != nil {
+			return errors.Join(err, os.Remove(grave))
+		}
+		if err := parent.Sync(); err != nil {
+			return err
+		}
+		if err := empty(ctx, grave); err != nil {
+			return err
+		}
+		return os.Remove(grave)
 	})
 }
 

@@ -202,6 +202,81 @@ func TestFilesHostile(t *testing.T) {
 	}
 }
 
+// TestDeepTree: a tree as deep as a sandbox can make it costs the node a few
+// open files, not one for each level.
+func TestDeepTree(t *testing.T) {
+	s := open(t, tempDir(t), Options{})
+	v := create(t, s, "v", 128*mib)
+	host, err := s.Attach(t.Context(), v.ID, "sb", ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	deep := func(name string) {
+		t.Helper()
+		fd, err := unix.Open(host, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		for i := 0; err == nil && i < 5000; i++ {
+			if err = unix.Mkdirat(fd, name, 0o700); err != nil {
+				break
+			}
+			var next int
+			next, err = unix.Openat(fd, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+			unix.Close(fd)
+			fd, name = next, "d"
+			if err == nil {
+				var f int
+				if f, err = unix.Openat(fd, "f", unix.O_CREAT|unix.O_WRONLY, 0o600); err == nil {
+					unix.Close(f)
+				}
+			}
+		}
+		unix.Close(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	deep("deep")
+	expectClass(t, "a snapshot of it", s.Snapshot(t.Context(), "v", io.Discard), sandbox.TooLarge)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	if err := s.Remove(t.Context(), "v", "deep", true); err != nil {
+		t.Fatal(err)
+	}
+	if left := names(t, host); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if left := names(t, filepath.Join(s.point(v.ID), stagingDir)); len(left) > 0 {
+		t.Errorf("left in staging: %v", left)
+	}
+	// Cut off, the rest is the next mount's.
+	deep("again")
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := os.Rename(filepath.Join(host, "again"), filepath.Join(s.point(v.ID), stagingDir, "left")); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := empty(ctx, filepath.Join(s.point(v.ID), stagingDir)); err == nil {
+		t.Error("an ended context is not noticed")
+	}
+	if err := s.Detach(t.Context(), v.ID, "sb"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Attach(t.Context(), v.ID, "sb", ReadWrite); err != nil {
+		t.Fatal(err)
+	}
+	if left := names(t, filepath.Join(s.point(v.ID), stagingDir)); len(left) > 0 {
+		t.Errorf("left in staging after a mount: %v", left)
+	}
+	if err := s.Detach(t.Context(), v.ID, "sb"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestClone(t *testing.T) {
 	s := open(t, tempDir(t), Options{})
 	a := create(t, s, "a", 64*mib)
@@ -343,8 +418,10 @@ func TestSnapshotAndImport(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err = s.Import(t.Context(), "cut", 32*mib, bytes.NewReader(b.Bytes()[:b.Len()/2]))
-	expectClass(t, "half a tar", err, sandbox.Invalid)
+	for n := 0; n < b.Len()-512; n += 512 { // at every block, also between two entries
+		_, err = s.Import(t.Context(), "cut", 32*mib, bytes.NewReader(b.Bytes()[:n]))
+		expectClass(t, fmt.Sprintf("%d of %d bytes of a tar", n, b.Len()), err, sandbox.Invalid)
+	}
 	checkFiles(t, s)
 }
 

@@ -128,17 +128,7 @@ func (s *Set) mount(rec record) error {
 }
 
 func (s *Set) clearStaging(id string) error {
-	staging := filepath.Join(s.point(id), stagingDir)
-	ents, err := os.ReadDir(staging)
-	if err != nil {
-		return err
-	}
-	for _, e := range ents {
-		if err := os.RemoveAll(filepath.Join(staging, e.Name())); err != nil {
-			return err
-		}
-	}
-	return nil
+	return empty(context.Background(), filepath.Join(s.point(id), stagingDir)) // nobody else is there
 }
 
 // mountImage mounts the file system of an image. noatime: reading a volume

@@ -18,43 +18,40 @@ import (
 const ioctlResizeFS = 0x40086610 // EXT4_IOC_RESIZE_FS: _IOW('f', 16, __u64)
 
 // finishResize brings the image and its file system to the size of the record.
-// Each step may have been done before. The caller holds v.slow.
-func (s *Set) finishResize(ctx context.Context, v *volume, rec record) error {
+// Each step may have been done before, and a kill amid any harms nothing. The
+// caller holds v.slow.
+//
+// The kernel grows a mounted file system with its journal's help, if the server
+// has CAP_SYS_RESOURCE. Without, resize2fs does, which has no such help and
+// works on a copy.
+func (s *Set) finishResize(ctx context.Context, v *volume, rec record) (err error) {
 	if rec.Made == rec.Size {
 		return nil
-	}
-	s.mu.Lock()
-	inUse := v.users > 0 || len(v.holders) > 0
-	s.mu.Unlock()
-	if v.mounted && !inUse {
-		if err := s.unmount(v); err != nil {
-			return err
-		}
 	}
 	if err := s.at("truncate"); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(s.image(rec.ID), os.O_RDWR, 0)
-	if err != nil {
+	if err := extend(s.image(rec.ID), rec.Size); err != nil {
 		return err
 	}
-	st, err := f.Stat()
-	if err == nil && st.Size() < rec.Size {
-		err = f.Truncate(rec.Size)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+	if !v.mounted {
+		if err := s.mount(rec); err != nil {
+			return err
+		}
+		v.mounted = true
+		defer func() { err = errors.Join(err, s.unmount(v)) }()
 	}
 	if err := s.at("resize"); err != nil {
 		return err
 	}
-	if v.mounted {
-		err = s.resizeMounted(rec)
-	} else {
-		err = s.resizeImage(ctx, rec)
+	err = s.resizeMounted(rec)
+	s.mu.Lock()
+	inUse := v.users > 0 || len(v.holders) > 0
+	s.mu.Unlock()
+	if errors.Is(err, unix.EPERM) && !inUse {
+		if err = s.unmount(v); err == nil {
+			err = s.resizeCopy(ctx, v, rec)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("growing volume %s: %w", rec.Name, err)
@@ -67,6 +64,22 @@ func (s *Set) finishResize(ctx context.Context, v *volume, rec record) error {
 	defer s.mu.Unlock()
 	v.rec.Made = rec.Made
 	return nil
+}
+
+// extend makes a file as long as size, durably, if it is shorter.
+func extend(path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err == nil && st.Size() < size {
+		err = f.Truncate(size)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
 }
 
 func (s *Set) resizeMounted(rec record) error {
@@ -87,15 +100,29 @@ func (s *Set) resizeMounted(rec record) error {
 	return err
 }
 
-// resizeImage grows the file system of an image that is not mounted anywhere.
-func (s *Set) resizeImage(ctx context.Context, rec record) error {
-	image := s.image(rec.ID)
+// resizeCopy grows a volume that is not mounted: a copy of it, which then takes
+// its place.
+func (s *Set) resizeCopy(ctx context.Context, v *volume, rec record) (err error) {
+	image, tmp := s.image(rec.ID), s.temp(rec.ID+".img")
 	if err := unused(ctx, image); err != nil {
 		return err
 	}
+	src, err := os.Open(image)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dst.Close(), remove(tmp)) }()
+	if err := s.copyFrozen(ctx, v, src, dst); err != nil {
+		return err
+	}
 	for _, args := range [][]string{
-		{"e2fsck", "-f", "-p", image}, // resize2fs insists
-		{"resize2fs", image, fmt.Sprintf("%dK", rec.Size/1024)},
+		{"e2fsck", "-f", "-p", tmp}, // resize2fs insists
+		{"resize2fs", tmp, fmt.Sprintf("%dK", rec.Size/1024)},
 	} {
 		bin, err := e2fs(args[0])
 		if err != nil {
@@ -112,11 +139,13 @@ func (s *Set) resizeImage(ctx context.Context, rec record) error {
 			return fmt.Errorf("%s: %w: %s", args[0], err, strings.TrimSpace(string(out)))
 		}
 	}
-	f, err := os.Open(image)
-	if err != nil {
+	if err := s.at("resized"); err != nil {
 		return err
 	}
-	return errors.Join(f.Sync(), f.Close())
+	if err := dst.Sync(); err != nil {
+		return err
+	}
+	return publish(tmp, image)
 }
 
 // unused waits until an image that was unmounted has no loop device left: its

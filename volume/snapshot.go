@@ -23,6 +23,14 @@ import (
 // a tar has no holes.
 const looseness = 4
 
+const (
+	// maxDepth of directories in a snapshot: each is an open file meanwhile.
+	maxDepth = 512
+	// maxLinks is how many files with several names are remembered as such;
+	// more are written once for each name.
+	maxLinks = 1 << 20
+)
+
 // Snapshot writes the content of a volume as a tar, also while it is attached.
 // It is the content of one instant: the image is copied first, as Clone does,
 // and read from the copy, so that a slow reader holds up nobody. Files,
@@ -76,6 +84,9 @@ type tarWriter struct {
 }
 
 func (t *tarWriter) dir(name string) error {
+	if strings.Count(name, "/") >= maxDepth {
+		return sandbox.Errorf(sandbox.TooLarge, "", "directories are over %d deep", maxDepth).WithHint("clone the volume instead")
+	}
 	d, err := t.root.Open(name)
 	if err != nil {
 		return err
@@ -127,7 +138,7 @@ func (t *tarWriter) entry(name string) error {
 		h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
 		return t.w.WriteHeader(h)
 	}
-	if info.Mode().IsRegular() && st.Nlink > 1 {
+	if info.Mode().IsRegular() && st.Nlink > 1 && len(t.links) < maxLinks {
 		t.links[st.Ino] = name
 	}
 	if t.left -= h.Size; t.left < 0 {
@@ -162,7 +173,7 @@ func (s *Set) Import(ctx context.Context, name string, size int64, r io.Reader) 
 			return err
 		}
 		point := strings.TrimSuffix(filepath.Base(tmp), ".img")
-		err := s.mountedTemp(tmp, point, func(data *os.Root) error { return extract(ctx, data, tar.NewReader(r)) })
+		err := s.mountedTemp(tmp, point, func(data *os.Root) error { return extract(ctx, data, r) })
 		if err != nil {
 			return err
 		}
@@ -182,7 +193,21 @@ func (s *Set) Import(ctx context.Context, name string, size int64, r io.Reader) 
 // in any volume below this.
 const maxEntries = 1 << 28
 
-func extract(ctx context.Context, root *os.Root, r *tar.Reader) error {
+// endReader notes that there was nothing left to read.
+type endReader struct {
+	r   io.Reader
+	end bool
+}
+
+func (e *endReader) Read(b []byte) (int, error) {
+	n, err := e.r.Read(b)
+	e.end = e.end || n == 0 && errors.Is(err, io.EOF)
+	return n, err
+}
+
+func extract(ctx context.Context, root *os.Root, from io.Reader) error {
+	whole := &endReader{r: from}
+	r := tar.NewReader(whole)
 	var dirs []*tar.Header // their times are set last, when nothing is put into them any more
 	for n := 0; ; n++ {
 		if err := ctx.Err(); err != nil {
@@ -192,13 +217,22 @@ func extract(ctx context.Context, root *os.Root, r *tar.Reader) error {
 			return sandbox.InvalidField("tar", "more than %d entries", maxEntries)
 		}
 		h, err := r.Next()
+		// A tar ends with two empty blocks. Cut off between two entries it just
+		// ends, which the reader takes for the same.
+		if errors.Is(err, io.EOF) && whole.end {
+			err = io.ErrUnexpectedEOF
+		}
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
 			return sandbox.InvalidField("tar", "%v", err)
 		}
-		if err := extractEntry(root, r, h); err != nil {
+		err = extractEntry(root, r, h)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return sandbox.InvalidField("tar", "entry %q: %v", h.Name, err)
+		}
+		if err != nil {
 			return fileError(fmt.Sprintf("tar entry %q", h.Name), err)
 		}
 		if h.Typeflag == tar.TypeDir {

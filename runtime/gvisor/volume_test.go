@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -82,8 +84,15 @@ func gone(t *testing.T, pid int) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 30_000); err != nil || n != 1 {
-		t.Fatalf("process %d is still there: %v", pid, err)
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 30_000)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n != 1 {
+			t.Fatalf("process %d is still there: %v", pid, err)
+		}
+		return
 	}
 }
 
@@ -177,6 +186,14 @@ func TestVolumeGoferIsConfined(t *testing.T) {
 	}
 	if s := proc("status"); !strings.Contains(s, "Seccomp:\t2") {
 		t.Errorf("no seccomp filter:\n%s", s)
+	}
+	limit := regexp.MustCompile(`Max open files +(\d+) +(\d+)`).FindStringSubmatch(proc("limits"))
+	var own unix.Rlimit // more than we may have ourselves is not ours to give
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &own); err != nil {
+		t.Fatal(err)
+	}
+	if want := strconv.FormatUint(min(goferFiles, own.Max), 10); len(limit) != 3 || limit[2] != want {
+		t.Errorf("open files are limited to %q, not %s", limit, want)
 	}
 	for _, ns := range []string{"user", "mnt", "pid", "net", "ipc", "uts"} {
 		ours, err1 := os.Readlink("/proc/self/ns/" + ns)
