@@ -71,8 +71,9 @@ var (
 // WithDefaults returns s with its zero fields filled from d. A memory limit
 // given alone and below the default memory lowers the request to itself, since
 // nobody asks for more memory than they allow.
+// What starts from a snapshot or template has its image from there.
 func (s Spec) WithDefaults(d Defaults) Spec {
-	if s.Image == "" {
+	if s.Image == "" && s.Snapshot == "" && s.Template == "" {
 		s.Image = d.Image
 	}
 	r := &s.Resources
@@ -109,6 +110,8 @@ func (s Spec) Validate(l Limits) error {
 		ValidateLabels("spec.labels", s.Labels),
 		ValidateTimeout("spec.timeout", s.Timeout, l.MaxTimeout),
 		ValidateTimeout("spec.idle_timeout", s.IdleTimeout, l.MaxTimeout),
+		validateOnIdle(s.OnIdle, s.IdleTimeout),
+		validateVolumes(s.Volumes),
 	)
 }
 

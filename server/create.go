@@ -189,67 +189,38 @@ func specHash(spec sandbox.Spec) string {
 
 // create makes a sandbox on the node and in the store, or in neither. It goes
 // on when the caller leaves.
-//
-// The record says running from the start: one write instead of two. Should the
-// server die between the two records, Reconcile ends the one (node_lost) or
-// kills the other.
 func (s *Server) create(ctx context.Context, spec sandbox.Spec, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
-	defer cancel()
-	spec = spec.WithDefaults(s.cfg.Defaults)
-	if err := spec.Validate(s.cfg.Limits); err != nil {
+	if err := spec.ValidateSource(); err != nil {
 		return sandbox.Sandbox{}, 0, err
 	}
-	img, release, err := s.images.acquire(ctx, spec.Image)
+	// Nothing is looked up or prepared for a spec that is wrong anyway. What
+	// comes from a snapshot is checked once it is there.
+	probe := spec.WithDefaults(s.cfg.Defaults)
+	if probe.Image == "" {
+		probe.Image = s.cfg.Defaults.Image
+	}
+	if err := probe.Validate(s.cfg.Limits); err != nil {
+		return sandbox.Sandbox{}, 0, err
+	}
+	resolving, cancel := context.WithTimeout(context.WithoutCancel(ctx), prepareTimeout)
+	defer cancel()
+	spec, o, err := s.resolve(resolving, spec)
 	if err != nil {
 		return sandbox.Sandbox{}, 0, err
 	}
-	defer release()
-
-	now := s.cfg.Clock().UTC()
-	sb := sandbox.Sandbox{
-		ID:        sandbox.NewID(s.cfg.Rand),
-		Spec:      spec,
-		ImageID:   img.ID,
-		Node:      s.node.Name(),
-		State:     sandbox.Running,
-		Episode:   1,
-		CreatedAt: now,
+	defer o.release()
+	if err := spec.Validate(s.cfg.Limits); err != nil {
+		return sandbox.Sandbox{}, 0, err
 	}
-	if spec.Timeout > 0 {
-		sb.ExpiresAt = now.Add(spec.Timeout)
-	}
-	defer s.creates.begin(sb.ID)()
-
-	recorded := make(chan error, 1)
-	go func() {
-		got, existed, err := s.store.CreateSandbox(ctx, sb, idem)
-		if err == nil && existed {
-			// Only another server on the same store could have been faster.
-			err = sandbox.Errorf(sandbox.Conflict, "", "sandbox %s was just created with the same key", got.ID).WithHint("ask again")
-		}
-		recorded <- err
-	}()
-	took, nodeErr := s.node.Create(ctx, sb, img)
-	storeErr := <-recorded
-
-	switch {
-	case nodeErr == nil && storeErr == nil:
-		return sb, took, nil
-	case nodeErr == nil:
-		s.owe("kill "+sb.ID, func(ctx context.Context) error { return s.killOnNode(ctx, sb.ID, "its record could not be written") })
-		return sandbox.Sandbox{}, took, storeErr
-	}
-	if !errors.Is(storeErr, sandbox.ErrConflict) {
-		// Also after a failed write: it may have happened all the same.
-		s.owe("forget "+sb.ID, func(ctx context.Context) error { return s.store.ForgetSandbox(ctx, sb.ID) })
-	}
-	return sandbox.Sandbox{}, took, nodeErr
+	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+	return s.bear(ctx, birth{spec: spec, img: o.img, from: o.from, lineage: o.lineage}, idem)
 }
 
-// takeBack removes a sandbox that nobody will ever ask for.
+// takeBack removes a sandbox that nobody will ever ask for: its creator left,
+// or it was one of too few.
 func (s *Server) takeBack(id string) {
-	s.log.Info("the caller left while its sandbox was created; it is taken back", "sandbox", id)
+	s.log.Info("a sandbox that nobody will ask for is taken back", "sandbox", id)
 	s.owe("take back "+id, func(ctx context.Context) error {
 		if err := s.killOnNode(ctx, id, "its creator left"); err != nil {
 			return err

@@ -31,10 +31,13 @@ type fakeNode struct {
 	created int
 	acked   []string
 	held    int // guests not released
+
+	fakeState
 }
 
 func newFakeNode() *fakeNode {
-	return &fakeNode{lib: newFakeLibrary(), ended: make(chan string, 1000), live: map[string]*fakeGuest{}, ends: map[string]sandbox.End{}}
+	return &fakeNode{lib: newFakeLibrary(), ended: make(chan string, 1000), live: map[string]*fakeGuest{}, ends: map[string]sandbox.End{},
+		fakeState: newFakeState()}
 }
 
 func (n *fakeNode) Name() string { return "n1" }
@@ -51,7 +54,7 @@ func (n *fakeNode) Create(ctx context.Context, sb sandbox.Sandbox, img sandbox.I
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.created++
-	n.live[sb.ID] = newFakeGuest(sb)
+	n.live[sb.ID] = n.guestOfLocked(sb, img)
 	return time.Millisecond, nil
 }
 
@@ -102,6 +105,7 @@ func (n *fakeNode) Kill(ctx context.Context, id string, end sandbox.End) error {
 
 func (n *fakeNode) endLocked(g *fakeGuest, end sandbox.End) {
 	delete(n.live, g.sb.ID)
+	delete(n.standby, g.sb.ID)
 	n.ends[g.sb.ID] = end
 	close(g.dead)
 }
@@ -139,6 +143,7 @@ func (n *fakeNode) Guest(ctx context.Context, id string) (Guest, func(), error) 
 		return nil, nil, err
 	}
 	n.held++
+	delete(n.standby, id) // a call wakes it
 	return g, sync.OnceFunc(func() { n.mu.Lock(); n.held--; n.mu.Unlock() }), nil
 }
 
@@ -243,6 +248,7 @@ type fakeGuest struct {
 	mu    sync.Mutex
 	files map[string][]byte
 	procs map[string]*fakeProc
+	clean string // manifest of the snapshot that nothing happened since
 }
 
 type fakeProc struct {
@@ -266,6 +272,7 @@ func (g *fakeGuest) Start(ctx context.Context, spec sandbox.ProcessSpec, offset 
 	g.mu.Lock()
 	p, replayed := g.procs[spec.ExecID]
 	if !replayed {
+		g.clean = ""
 		p = &fakeProc{spec: spec, changed: make(chan struct{})}
 		cmd, arg, _ := strings.Cut(spec.Command, " ")
 		if spec.Command == "" {
@@ -286,6 +293,12 @@ func (g *fakeGuest) Start(ctx context.Context, spec sandbox.ProcessSpec, offset 
 			p.endLocked(sandbox.End{Cause: sandbox.Signalled, Signal: "SIGKILL", ExitCode: 137})
 		case "sleep":
 			p.printLocked([]byte("sleeping\n"))
+		case "serve": // becomes ready by listening on a port, given in hexadecimal
+			g.files["/proc/net/tcp"] = []byte("  sl  local_address rem_address   st\n   0: 00000000:" + arg + " 00000000:0000 0A 0\n")
+			p.printLocked([]byte("serving\n"))
+		case "crash":
+			p.printLocked([]byte(arg + "\n"))
+			p.endLocked(sandbox.End{Cause: sandbox.Exited, ExitCode: 3})
 		default:
 			g.mu.Unlock()
 			return sandbox.Errorf(sandbox.NotFound, "guest.start", "no program %q", cmd)
@@ -448,6 +461,7 @@ func (g *fakeGuest) WriteFile(ctx context.Context, p string, data []byte, opt sa
 		return sandbox.FileInfo{}, sandbox.Errorf(sandbox.DiskFull, "guest.write", "no space left")
 	}
 	g.mu.Lock()
+	g.clean = ""
 	if opt.Append {
 		data = append(bytes.Clone(g.files[p]), data...)
 	}

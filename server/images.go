@@ -167,7 +167,8 @@ func (s imageService) Remove(ctx context.Context, r *connect.Request[covev1.Remo
 	return connect.NewResponse(&covev1.RemoveImageResponse{}), nil
 }
 
-// Prune removes content without a name that no live sandbox uses.
+// Prune removes content without a name that no live sandbox and no snapshot
+// uses.
 func (s imageService) Prune(ctx context.Context, r *connect.Request[covev1.PruneImagesRequest]) (*connect.Response[covev1.PruneImagesResponse], error) {
 	contents, err := s.node.Images().Contents(ctx)
 	if err != nil {
@@ -191,6 +192,13 @@ func (s imageService) Prune(ctx context.Context, r *connect.Request[covev1.Prune
 	}
 	for _, sb := range live {
 		keep[sb.ImageID] = true
+	}
+	needed, err := s.store.SnapshotImages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range needed {
+		keep[id] = true
 	}
 	out := &covev1.PruneImagesResponse{}
 	for id, size := range contents {

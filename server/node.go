@@ -44,6 +44,8 @@ type Node interface {
 
 	Capacity() Capacity
 	Images() ImageLibrary
+
+	StateNode
 }
 
 // Capacity is what a node has and has given out.

@@ -20,6 +20,9 @@ import (
 //	live            knows nothing   ended with node_lost
 //	ended or none   live            killed
 //	ended or none   in Ends         acknowledged
+//
+// What a build of a template left behind is killed: builds do not outlive the
+// server that runs them. Content that no record refers to is removed.
 func (s *Server) Reconcile(ctx context.Context) error {
 	if err := s.reconcile(ctx); err != nil {
 		return sandbox.WithOp("server.reconcile", err)
@@ -55,6 +58,11 @@ func (s *Server) reconcile(ctx context.Context) error {
 		on, isLive := live[rec.ID]
 		end, hasEnded := ends[rec.ID]
 		switch {
+		case isLive && isBuild(rec):
+			end = sandbox.End{Cause: sandbox.Infra, At: s.cfg.Clock().UTC(), Detail: "the server stopped while it was building a template"}
+			if err := s.killOnNode(ctx, rec.ID, end.Detail); err != nil {
+				return err
+			}
 		case isLive:
 			kept.Add(1)
 			return s.keep(ctx, rec, on)
@@ -89,6 +97,10 @@ func (s *Server) reconcile(ctx context.Context) error {
 			return err
 		}
 	}
+	if _, err := s.collect(ctx); err != nil {
+		s.log.Warn("cannot remove content that nothing refers to; it will be tried again", "err", err)
+		s.content.want()
+	}
 	s.log.Info("reconciled with the node", "kept", kept.Load(), "ended", ended.Load(), "lost", lost.Load(), "killed", len(live))
 	return nil
 }
@@ -97,13 +109,17 @@ func (s *Server) reconcile(ctx context.Context) error {
 const reconcileWidth = 32
 
 // keep brings the record of a live sandbox and the node's idea of it together.
-// The node knows the episode, because a reset happens there first. The store
-// knows the expiry, because SetTimeout writes there first.
+// The node knows the episode and the image, because a reset or restore happens
+// there first. The store knows the expiry, because SetTimeout writes there first.
 func (s *Server) keep(ctx context.Context, rec, on sandbox.Sandbox) error {
-	if rec.State != sandbox.Running || rec.Episode != on.Episode {
+	otherImage := on.ImageID != "" && on.ImageID != rec.ImageID
+	if rec.State != sandbox.Running || rec.Episode != on.Episode || otherImage {
 		_, err := s.store.UpdateSandbox(ctx, rec.ID, func(sb *sandbox.Sandbox) error {
 			// An ending that the old server never finished: whoever asked for it asks again.
 			sb.State, sb.Episode = sandbox.Running, on.Episode
+			if otherImage {
+				sb.ImageID = on.ImageID
+			}
 			return nil
 		})
 		if err != nil {

@@ -37,12 +37,15 @@ func (s *Server) routes() http.Handler {
 		connect.WithInterceptors(&callInterceptor{log: s.log}),
 	}
 	mux := http.NewServeMux()
-	mux.Handle(covev1.NewSandboxesHandler(sandboxService{Server: s}, opts...))
+	mux.Handle(covev1.NewSandboxesHandler(sandboxService{s}, opts...))
 	mux.Handle(covev1.NewProcessesHandler(processService{s}, opts...))
 	mux.Handle(covev1.NewFilesHandler(fileService{s}, opts...))
 	mux.Handle(covev1.NewImagesHandler(imageService{s}, opts...))
 	mux.Handle(covev1.NewKeysHandler(keyService{s}, opts...))
 	mux.Handle(covev1.NewSystemHandler(systemService{s}, opts...))
+	mux.Handle(covev1.NewSnapshotsHandler(snapshotService{s}, opts...))
+	mux.Handle(covev1.NewTemplatesHandler(templateService{s}, opts...))
+	mux.Handle(covev1.NewVolumesHandler(volumeService{s}, opts...))
 	for pattern, h := range s.httpRoutes() {
 		mux.Handle(pattern, h)
 	}
@@ -65,6 +68,9 @@ func (s *Server) httpRoutes() map[string]http.Handler {
 		"GET /v1/sandboxes/{id}/tar":   s.plain("file.download_tar", s.getTar),
 		"PUT /v1/sandboxes/{id}/tar":   s.plain("file.upload_tar", s.putTar),
 		"PUT /v1/images":               s.plain("image.import", s.importImage),
+		"GET /v1/snapshots/{id}/tar":   s.plain("snapshot.download_tar", s.getSnapshotTar),
+		"GET /v1/volumes/{id}/files":   s.plain("volume.download", s.getVolumeFile),
+		"PUT /v1/volumes/{id}/files":   s.plain("volume.upload", s.putVolumeFile),
 	}
 }
 
@@ -217,7 +223,7 @@ func (i *callInterceptor) recover(procedure string, err *error) {
 func opOf(procedure string) string {
 	service, method, _ := strings.Cut(strings.TrimPrefix(procedure, "/cove.v1."), "/")
 	noun := map[string]string{"Sandboxes": "sandbox", "Processes": "process", "Files": "file", "Images": "image", "Keys": "key",
-		"System": "system"}[service]
+		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume"}[service]
 	var b strings.Builder
 	b.WriteString(noun + ".")
 	for i, r := range method {

@@ -17,10 +17,7 @@ import (
 	"github.com/cove-sandbox/cove/wire"
 )
 
-type sandboxService struct {
-	*Server
-	covev1.UnimplementedSandboxesHandler // Pause to Tree, until they are there
-}
+type sandboxService struct{ *Server }
 
 // maxPage is the most sandboxes one List returns.
 const maxPage = 1000
@@ -37,7 +34,7 @@ func (s sandboxService) Get(ctx context.Context, r *connect.Request[covev1.GetSa
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&covev1.GetSandboxResponse{Sandbox: wire.Sandbox(sb)}), nil
+	return connect.NewResponse(&covev1.GetSandboxResponse{Sandbox: wire.Sandbox(s.asItIs(sb))}), nil
 }
 
 func (s *Server) get(ctx context.Context, id string) (sandbox.Sandbox, error) {
@@ -82,7 +79,9 @@ func (s sandboxService) List(ctx context.Context, r *connect.Request[covev1.List
 		return nil, err
 	}
 	out := &covev1.ListSandboxesResponse{NextPageToken: next, Sandboxes: make([]*covev1.Sandbox, len(sbs))}
+	standby := s.node.Standby()
 	for i, sb := range sbs {
+		sb.Standby = standby[sb.ID]
 		out.Sandboxes[i] = wire.Sandbox(sb)
 	}
 	return connect.NewResponse(out), nil
@@ -114,7 +113,7 @@ func (s sandboxService) SetTimeout(ctx context.Context, r *connect.Request[covev
 	if err != nil {
 		return nil, s.explain(ctx, r.Msg.Id, err)
 	}
-	return connect.NewResponse(&covev1.SetTimeoutResponse{Sandbox: wire.Sandbox(sb)}), nil
+	return connect.NewResponse(&covev1.SetTimeoutResponse{Sandbox: wire.Sandbox(s.asItIs(sb))}), nil
 }
 
 // Reset counts the episode in the store while the node works: the node's
@@ -203,16 +202,25 @@ func (s *Server) kill(ctx context.Context, id string) (sandbox.Sandbox, error) {
 	if err != nil && !missing {
 		return sandbox.Sandbox{}, err
 	}
+	return s.recordKill(ctx, id, end, missing)
+}
+
+// recordKill records the end of a sandbox the node has just ended, or no longer
+// had (missing).
+func (s *Server) recordKill(ctx context.Context, id string, end sandbox.End, missing bool) (sandbox.Sandbox, error) {
 	ends, err := s.node.Ends(ctx)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
 	if first, known := ends[id]; known {
+		if first.Cause == end.Cause && first.Detail == "" {
+			first.Detail = end.Detail
+		}
 		end = first // it may have ended by itself before we came
 	} else if missing {
 		end = sandbox.End{Cause: sandbox.NodeLost, At: end.At, Detail: "node " + s.node.Name() + " no longer had it"}
 	}
-	sb, err = s.recordEnd(ctx, id, end)
+	sb, err := s.recordEnd(ctx, id, end)
 	s.ends.poke() // acknowledges it to the node, and tries the record again if that failed
 	return sb, err
 }

@@ -59,7 +59,7 @@ func scenarioWorld(t *testing.T) *world {
 	w := newWorld(t)
 	for _, id := range []string{live, dead} {
 		sb := sandbox.Sandbox{ID: id, Node: "n1", State: sandbox.Running, Episode: 1, ImageID: "sha256:base",
-			Spec: sandbox.Spec{Image: "base", Labels: map[string]string{"run": "7"}}, CreatedAt: time.Now().UTC()}
+			Spec: sandbox.Spec{Image: "base", Labels: map[string]string{"run": "7"}}.WithDefaults(sandbox.StandardDefaults()), CreatedAt: time.Now().UTC()}
 		if _, _, err := w.store.CreateSandbox(t.Context(), sb, storeNoKey); err != nil {
 			t.Fatal(err)
 		}
@@ -69,6 +69,7 @@ func scenarioWorld(t *testing.T) *world {
 	}
 	w.node.die(dead, sandbox.OOM)
 	w.ended(dead)
+	w.addState()
 	_ = w.start(live, "proc", "sleep")
 	return w
 }
@@ -402,7 +403,7 @@ func scenarios() []scenario {
 	} {
 		add(tc.proc, tc.name, ctxCall(func(ctx context.Context, w *world) error { _, err := tc.f(ctx, w); return err }), tc.want, tc.field, "")
 	}
-	return list
+	return append(list, stateScenarios()...)
 }
 
 func stream2[A any](open func(context.Context, *world) (*connect.ServerStreamForClient[A], error)) func(context.Context, *world) (any, error) {

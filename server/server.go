@@ -82,6 +82,9 @@ type Server struct {
 	ends    endBook
 	calls   callBook
 
+	content  contentBook
+	prepares prepareBook
+
 	handler http.Handler
 }
 
@@ -96,6 +99,8 @@ func New(cfg Config) (*Server, error) {
 	s.creates.init()
 	s.ends.init()
 	s.calls.init()
+	s.content.init()
+	s.prepares.init()
 	s.handler = s.routes()
 	return s, nil
 }
@@ -132,13 +137,15 @@ func HTTPServer(h http.Handler) *http.Server {
 
 // Run does the server's own work until ctx ends, and waits for it: it records
 // the ends the node reports, repays what failed the first time, forgets what
-// is older than the retention and writes down when keys were used. Reconcile
+// is older than the retention, removes content that nothing refers to any more
+// and writes down when keys were used. Reconcile
 // comes first, before anything is served.
 func (s *Server) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.receiveEnds(ctx) })
 	wg.Go(func() { s.settleLoop(ctx) })
 	wg.Go(func() { s.housekeeping(ctx) })
+	wg.Go(func() { s.collectLoop(ctx) })
 	wg.Wait()
 
 	// One last time, so that a stop does not lose the minute.

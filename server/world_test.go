@@ -100,6 +100,27 @@ func (f *faultyStore) ForgetSandbox(ctx context.Context, id string) error {
 	return f.Store.ForgetSandbox(ctx, id)
 }
 
+func (f *faultyStore) CreateSnapshot(ctx context.Context, snap sandbox.Snapshot) (sandbox.Snapshot, error) {
+	if err := f.err("CreateSnapshot"); err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	return f.Store.CreateSnapshot(ctx, snap)
+}
+
+func (f *faultyStore) CreateTemplateVersion(ctx context.Context, t sandbox.Template, snap sandbox.Snapshot) (sandbox.Template, error) {
+	if err := f.err("CreateTemplateVersion"); err != nil {
+		return sandbox.Template{}, err
+	}
+	return f.Store.CreateTemplateVersion(ctx, t, snap)
+}
+
+func (f *faultyStore) UpdateSandbox(ctx context.Context, id string, change func(*sandbox.Sandbox) error) (sandbox.Sandbox, error) {
+	if err := f.err("UpdateSandbox"); err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	return f.Store.UpdateSandbox(ctx, id, change)
+}
+
 func (f *faultyStore) GetImage(ctx context.Context, name string) (sandbox.Image, error) {
 	f.gets.Add(1)
 	return f.Store.GetImage(ctx, name)

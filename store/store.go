@@ -1,5 +1,5 @@
 // Package store is the contract of Cove's durable record: sandboxes and their
-// ends, images' names, API keys and idempotency keys. Package storetest holds
+// ends, snapshots and templates, images' names, API keys and idempotency keys. Package storetest holds
 // the suite every implementation passes; sqlite is the default one.
 //
 // A method that changes something returns only when the change is durable.
@@ -20,6 +20,8 @@ type Store interface {
 	Sandboxes
 	Images
 	Keys
+	Snapshots
+	Templates
 	Close() error
 }
 
@@ -87,8 +89,8 @@ type Images interface {
 	ListImages(ctx context.Context) ([]sandbox.Image, error)
 	// RemoveImageName forgets a name and returns the image it pointed at.
 	RemoveImageName(ctx context.Context, name string) (sandbox.Image, error)
-	// RemoveImage forgets an image without names that no live sandbox uses;
-	// sandbox.ErrPrecondition otherwise.
+	// RemoveImage forgets an image without names that no live sandbox and no
+	// snapshot uses; sandbox.ErrPrecondition otherwise.
 	RemoveImage(ctx context.Context, id string) error
 }
 

@@ -31,6 +31,9 @@ type Client struct {
 	Images    covev1.ImagesClient
 	Keys      covev1.KeysClient
 	System    covev1.SystemClient
+	Snapshots covev1.SnapshotsClient
+	Templates covev1.TemplatesClient
+	Volumes   covev1.VolumesClient
 
 	url, key, agent string
 	rpc, bulk       *http.Client
@@ -65,6 +68,9 @@ func NewClient(url, key string, opts Options) *Client {
 	c.Images = covev1.NewImagesClient(c.rpc, c.url, o)
 	c.Keys = covev1.NewKeysClient(c.rpc, c.url, o)
 	c.System = covev1.NewSystemClient(c.rpc, c.url, o)
+	c.Snapshots = covev1.NewSnapshotsClient(c.rpc, c.url, o)
+	c.Templates = covev1.NewTemplatesClient(c.rpc, c.url, o)
+	c.Volumes = covev1.NewVolumesClient(c.rpc, c.url, o)
 	return c
 }
 

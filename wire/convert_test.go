@@ -99,6 +99,20 @@ func TestRoundTrips(t *testing.T) {
 	roundTrip(t, FileChange, FileChangeFrom)
 	roundTrip(t, Image, ImageFrom)
 	roundTrip(t, PullEvent, ProgressFrom)
+	roundTrip(t, Volume, VolumeFrom)
+	roundTrip(t, Template, must(t, TemplateFrom))
+	roundTrip(t, func(s sandbox.Snapshot) *covev1.Snapshot { return Snapshot(s) }, func(p *covev1.Snapshot) sandbox.Snapshot {
+		s, err := SnapshotFrom(p)
+		if err != nil {
+			t.Error(err)
+		}
+		if s.ID != "" { // what stays on the server's side
+			s.Hidden = true
+			s.Content = sandbox.Content{Manifest: "text", Size: s.Content.Size, Stored: s.Content.Stored, Same: "text", Base: "text", Image: "text",
+				Checkpoint: []byte{2, 2}, Build: s.Content.Build}
+		}
+		return s
+	})
 
 	var sb sandbox.Sandbox
 	fill(t, reflect.ValueOf(&sb).Elem())
@@ -156,6 +170,7 @@ func TestBadValuesNameTheirField(t *testing.T) {
 		return err
 	}
 	_, stateErr := StateFrom(99)
+	_, readyErr := TemplateFrom(&covev1.Template{ReadyTimeout: &durationpb.Duration{Seconds: 1, Nanos: -1}})
 	for field, errs := range map[string][]error{
 		"spec.resources.cpu": {
 			spec(func(s *covev1.SandboxSpec) { s.Resources.Cpu = math.NaN() }),
@@ -167,6 +182,7 @@ func TestBadValuesNameTheirField(t *testing.T) {
 		"pty.rows":          {size(0, 1), size(65536, 1)},
 		"pty.cols":          {size(1, 0), size(1, 1<<20)},
 		"states":            {stateErr},
+		"ready_timeout":     {readyErr},
 	} {
 		for _, err := range errs {
 			var e *sandbox.Error

@@ -107,6 +107,10 @@ func Spec(s sandbox.Spec) *covev1.SandboxSpec {
 		Labels:      s.Labels,
 		Timeout:     Duration(s.Timeout),
 		IdleTimeout: Duration(s.IdleTimeout),
+		OnIdle:      string(s.OnIdle),
+		Snapshot:    s.Snapshot,
+		Template:    s.Template,
+		Volumes:     volumeMounts(s.Volumes),
 	}
 }
 
@@ -127,7 +131,18 @@ func SpecFrom(s *covev1.SandboxSpec) (sandbox.Spec, error) {
 	if err != nil {
 		return sandbox.Spec{}, err
 	}
-	return sandbox.Spec{Image: s.Image, Resources: r, Env: s.Env, Labels: s.Labels, Timeout: timeout, IdleTimeout: idle}, nil
+	return sandbox.Spec{
+		Image:       s.Image,
+		Resources:   r,
+		Env:         s.Env,
+		Labels:      s.Labels,
+		Timeout:     timeout,
+		IdleTimeout: idle,
+		OnIdle:      sandbox.IdleAction(s.OnIdle),
+		Snapshot:    s.Snapshot,
+		Template:    s.Template,
+		Volumes:     volumeMountsFrom(s.Volumes),
+	}, nil
 }
 
 func End(e sandbox.End) *covev1.End {
@@ -163,6 +178,9 @@ func Sandbox(s sandbox.Sandbox) *covev1.Sandbox {
 		Episode:   s.Episode,
 		CreatedAt: Time(s.CreatedAt),
 		ExpiresAt: Time(s.ExpiresAt),
+		Parent:    s.Lineage.Parent,
+		Ancestors: s.Lineage.Ancestors,
+		Standby:   string(s.Standby),
 	}
 	if s.End != nil {
 		p.End = End(*s.End)
@@ -189,6 +207,8 @@ func SandboxFrom(p *covev1.Sandbox) (sandbox.Sandbox, error) {
 		Episode:   p.Episode,
 		CreatedAt: TimeFrom(p.CreatedAt),
 		ExpiresAt: TimeFrom(p.ExpiresAt),
+		Lineage:   sandbox.Lineage{Parent: p.Parent, Ancestors: p.Ancestors},
+		Standby:   sandbox.Standby(p.Standby),
 	}
 	if p.End != nil {
 		e := EndFrom(p.End)

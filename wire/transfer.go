@@ -72,6 +72,34 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, size
 	return ImageFrom(&img), err
 }
 
+// SnapshotTar opens the content of a filesystem or directory snapshot as a tar
+// stream.
+func (c *Client) SnapshotTar(ctx context.Context, nameOrID string) (io.ReadCloser, error) {
+	body, _, err := c.get(ctx, "/v1/snapshots/"+url.PathEscape(nameOrID)+"/tar", nil, "")
+	return body, err
+}
+
+// UploadVolumeFile writes r to a file of a volume, without a sandbox. It takes
+// its place whole or not at all; missing parents are made. mode 0 is 0644.
+func (c *Client) UploadVolumeFile(ctx context.Context, volume, path string, r io.Reader, size int64, mode uint32) (sandbox.FileInfo, error) {
+	q := url.Values{"path": {path}}
+	if mode != 0 {
+		q.Set("mode", fmt.Sprintf("%04o", mode))
+	}
+	var info covev1.FileInfo
+	err := c.put(ctx, volumePath(volume), q, r, size, func(b []byte) error {
+		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(b, &info)
+	})
+	return FileInfoFrom(&info), err
+}
+
+// DownloadVolumeFile opens a file of a volume.
+func (c *Client) DownloadVolumeFile(ctx context.Context, volume, path string) (body io.ReadCloser, size int64, err error) {
+	return c.get(ctx, volumePath(volume), url.Values{"path": {path}}, "")
+}
+
+func volumePath(name string) string { return "/v1/volumes/" + url.PathEscape(name) + "/files" }
+
 func sandboxPath(id, what string) string {
 	return "/v1/sandboxes/" + url.PathEscape(id) + "/" + what
 }

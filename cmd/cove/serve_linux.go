@@ -96,7 +96,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer closing(&err, "node", n.Close)
 
-	srv, err := server.New(server.Config{Store: db, Node: localNode{n, library}, Logger: log, Version: version})
+	srv, err := server.New(server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version})
 	if err != nil {
 		return err
 	}
@@ -158,6 +158,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 // localNode is the node in this process, as the server wants it.
 type localNode struct {
 	*node.Node
+	noState
 	library *image.Library
 }
 

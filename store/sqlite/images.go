@@ -108,9 +108,10 @@ func (s *Store) RemoveImageName(ctx context.Context, name string) (img sandbox.I
 // RemoveImage implements store.Images.
 func (s *Store) RemoveImage(ctx context.Context, id string) error {
 	return s.write(ctx, "remove_image", func(t *tx) error {
-		var names, users int
+		var names, users, snaps int
 		err := t.row(`SELECT (SELECT count(*) FROM image_names WHERE image_id = i.id),
-			(SELECT count(*) FROM sandboxes WHERE ended = 0 AND image_id = i.id) FROM images i WHERE i.id = ?`, []any{id}, &names, &users)
+			(SELECT count(*) FROM sandboxes WHERE ended = 0 AND image_id = i.id),
+			(SELECT count(*) FROM snapshot_images WHERE image_id = i.id) FROM images i WHERE i.id = ?`, []any{id}, &names, &users, &snaps)
 		switch {
 		case errors.Is(err, sql.ErrNoRows):
 			return noImage(id)
@@ -120,6 +121,8 @@ func (s *Store) RemoveImage(ctx context.Context, id string) error {
 			return &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("image %s has %d names", id, names), Hint: "remove its names first"}
 		case users > 0:
 			return &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("image %s is used by %d live sandboxes", id, users), Hint: "kill them first, or wait for their end"}
+		case snaps > 0:
+			return &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("image %s is used by %d snapshots", id, snaps), Hint: "delete them or their templates first"}
 		}
 		_, err = t.exec(`DELETE FROM images WHERE id = ?`, id)
 		return err

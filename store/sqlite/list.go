@@ -117,8 +117,12 @@ func page(ctx context.Context, tx *sql.Tx, ended int, states []sandbox.State, la
 	if err != nil {
 		return nil, err
 	}
+	return scanSandboxes(rows)
+}
+
+// scanSandboxes reads rows of id and record, and closes them.
+func scanSandboxes(rows *sql.Rows) (sbs []sandbox.Sandbox, err error) {
 	defer rows.Close()
-	var sbs []sandbox.Sandbox
 	for rows.Next() {
 		var id, record string
 		if err := rows.Scan(&id, &record); err != nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
@@ -47,6 +48,9 @@ func (s *Store) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem stor
 			}
 		}
 		got = sb
+		if err := t.insertLineage(sb.ID, sb.Lineage); err != nil {
+			return err
+		}
 		return t.insertLabels(sb)
 	})
 	if err != nil {
@@ -140,8 +144,16 @@ func (s *Store) UpdateSandbox(ctx context.Context, id string, f func(*sandbox.Sa
 		err = s.write(ctx, op, func(t *tx) error {
 			n, err := t.exec(`UPDATE sandboxes SET state = ?, image_id = ?, record = ?, version = version + 1 WHERE id = ? AND version = ?`,
 				string(next.State), next.ImageID, record, id, version)
-			if won = n == 1; err != nil || !won || maps.Equal(old.Spec.Labels, next.Spec.Labels) {
+			if won = n == 1; err != nil || !won {
 				return err
+			}
+			if !slices.Equal(old.Lineage.Ancestors, next.Lineage.Ancestors) {
+				if err := t.moveLineage(id, next.Lineage); err != nil {
+					return err
+				}
+			}
+			if maps.Equal(old.Spec.Labels, next.Spec.Labels) {
+				return nil
 			}
 			if _, err := t.exec(`DELETE FROM sandbox_labels WHERE sandbox_id = ?`, id); err != nil {
 				return err
@@ -199,6 +211,9 @@ func (s *Store) EndSandbox(ctx context.Context, id string, end sandbox.End) (sb 
 // ForgetSandbox implements store.Sandboxes.
 func (s *Store) ForgetSandbox(ctx context.Context, id string) error {
 	return s.write(ctx, "forget_sandbox", func(t *tx) error {
+		if _, err := t.exec(`DELETE FROM lineage WHERE node_id = ?`, id); err != nil {
+			return err
+		}
 		_, err := t.exec(`DELETE FROM sandboxes WHERE id = ?`, id)
 		return err
 	})
@@ -213,6 +228,10 @@ func (s *Store) ForgetEnded(ctx context.Context, before time.Time, limit int) (i
 	}
 	var gone int64
 	err := s.write(ctx, "forget_ended", func(t *tx) (err error) {
+		if _, err := t.exec(`DELETE FROM lineage WHERE node_id IN
+			(SELECT id FROM sandboxes WHERE ended = 1 AND ended_at < ? ORDER BY ended_at, id LIMIT ?)`, nanos(before), limit); err != nil {
+			return err
+		}
 		gone, err = t.exec(`DELETE FROM sandboxes WHERE id IN
 			(SELECT id FROM sandboxes WHERE ended = 1 AND ended_at < ? ORDER BY ended_at, id LIMIT ?)`, nanos(before), limit)
 		return err
@@ -240,6 +259,7 @@ func noSandbox(id string) error {
 
 func encodeSandbox(sb sandbox.Sandbox) (string, error) {
 	sb.CreatedAt, sb.ExpiresAt = sb.CreatedAt.UTC(), sb.ExpiresAt.UTC()
+	sb.Standby = "" // what the node says now is no record
 	if sb.End != nil {
 		end := *sb.End
 		end.At = end.At.UTC()

@@ -27,6 +27,9 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 		{"List", listCases},
 		{"Images", imageCases},
 		{"Keys", keyCases},
+		{"Snapshots", snapshotCases},
+		{"Tree", treeCases},
+		{"Templates", templateCases},
 		{"Races", raceCases},
 		{"Contexts", contextCases},
 	} {
@@ -129,6 +132,12 @@ func canonical(v any) string {
 		}
 		v = x
 	case sandbox.Image:
+		x.CreatedAt = x.CreatedAt.UTC()
+		v = x
+	case sandbox.Snapshot:
+		x.CreatedAt = x.CreatedAt.UTC()
+		v = x
+	case sandbox.Template:
 		x.CreatedAt = x.CreatedAt.UTC()
 		v = x
 	case store.Key:

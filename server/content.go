@@ -1,0 +1,232 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// contentBook sees to it that content of snapshots is collected when no record
+// refers to it, and never before.
+//
+// Content is made by the node a moment before its record is written, and used a
+// moment after its record was read. Both moments are held here: what is being
+// made (making) keeps a collection from beginning, what is in use (using) is
+// kept by the one that runs. A lock around both would make every create from a
+// snapshot wait for a sweep of the disk.
+type contentBook struct {
+	nudge chan struct{} // capacity 1: a collection is wanted
+
+	mu         sync.Mutex
+	making     int            // contents without a record yet
+	collecting bool           // nothing new is made meanwhile
+	closing    bool           // a collection has waited long enough: those who come now wait for it
+	using      map[string]int // by manifest
+	changed    chan struct{}  // closed and replaced when any of the above may let a waiter go on
+	next       *collection    // not begun: serves whoever asks now
+}
+
+// collection is one sweep; freed and err are set before done is closed.
+type collection struct {
+	done  chan struct{}
+	freed int64
+	err   error
+}
+
+func (b *contentBook) init() {
+	b.nudge = make(chan struct{}, 1)
+	b.using = map[string]int{}
+	b.changed = make(chan struct{})
+}
+
+func (b *contentBook) wakeLocked() {
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+// begin marks the start of something that makes content; end it when the record is written
+// or the content given up.
+func (b *contentBook) begin(ctx context.Context) (end func(), err error) {
+	for {
+		b.mu.Lock()
+		if !b.collecting && !b.closing {
+			b.making++
+			b.mu.Unlock()
+			return sync.OnceFunc(func() {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				if b.making--; b.making == 0 {
+					b.wakeLocked()
+				}
+			}), nil
+		}
+		changed := b.changed
+		b.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// use keeps content until release. The caller asks the store afterwards whether
+// the record is still there: a collection lists the records first and what is
+// in use second, so one of the two sees it.
+func (b *contentBook) use(manifest string) (release func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.using[manifest]++
+	return sync.OnceFunc(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.using[manifest]--; b.using[manifest] == 0 {
+			delete(b.using, manifest)
+		}
+	})
+}
+
+func (b *contentBook) inUse() (manifests []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for m := range b.using {
+		manifests = append(manifests, m)
+	}
+	return manifests
+}
+
+// collectPatience is how long a collection lets others go first. Snapshots are
+// made in seconds; on a machine that takes one all the time there would never
+// be a gap.
+const collectPatience = 10 * time.Second
+
+// seize waits until nothing is being made and keeps it so until release.
+func (b *contentBook) seize(ctx context.Context) (release func(), err error) {
+	patience := time.NewTimer(collectPatience)
+	defer patience.Stop()
+	for {
+		b.mu.Lock()
+		if b.making == 0 && !b.collecting {
+			b.collecting = true
+			b.mu.Unlock()
+			return func() {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				b.collecting, b.closing = false, false
+				b.wakeLocked()
+			}, nil
+		}
+		changed := b.changed
+		b.mu.Unlock()
+		select {
+		case <-changed:
+		case <-patience.C:
+			b.mu.Lock()
+			b.closing = true
+			b.mu.Unlock()
+		case <-ctx.Done():
+			b.mu.Lock()
+			b.closing = false
+			b.wakeLocked()
+			b.mu.Unlock()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// want asks for a collection that begins after now.
+func (b *contentBook) want() *collection {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.next == nil {
+		b.next = &collection{done: make(chan struct{})}
+	}
+	select {
+	case b.nudge <- struct{}{}:
+	default:
+	}
+	return b.next
+}
+
+func (b *contentBook) take() *collection {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.next
+	b.next = nil
+	return c
+}
+
+// collect removes content that no record refers to and nobody uses. A node that
+// keeps no content has nothing to remove.
+func (s *Server) collect(ctx context.Context) (freed int64, err error) {
+	release, err := s.content.seize(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	keep, err := s.store.Manifests(ctx)
+	if err != nil {
+		return 0, err
+	}
+	freed, err = s.node.Collect(ctx, append(keep, s.content.inUse()...))
+	if errors.Is(err, sandbox.ErrUnsupported) {
+		return 0, nil
+	}
+	return freed, err
+}
+
+// collectLoop makes the collections that are wanted, one at a time, and tries a
+// failed one again with growing pauses.
+func (s *Server) collectLoop(ctx context.Context) {
+	const firstPause, longestPause = 100 * time.Millisecond, time.Minute
+	pause := time.Duration(0)
+	for {
+		var again <-chan time.Time
+		if pause > 0 {
+			again = time.After(pause)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.content.nudge:
+		case <-again:
+		}
+		c := s.content.take()
+		if c == nil && pause == 0 {
+			continue
+		}
+		freed, err := s.collect(ctx)
+		if c != nil {
+			c.freed, c.err = freed, err
+			close(c.done)
+		}
+		switch {
+		case err == nil:
+			pause = 0
+		case ctx.Err() == nil:
+			pause = min(longestPause, max(firstPause, pause*2))
+			s.log.Warn("cannot remove content that nothing refers to; it will be tried again", "err", err)
+		}
+	}
+}
+
+// quickCollect is how long a delete waits to be able to say what it freed.
+const quickCollect = 2 * time.Second
+
+// collectSoon has content removed and says how much that freed if it is quick,
+// otherwise 0. What fails is tried again: the records are gone already.
+func (s *Server) collectSoon(ctx context.Context) (freed int64) {
+	c := s.content.want()
+	timer := time.NewTimer(quickCollect)
+	defer timer.Stop()
+	select {
+	case <-c.done:
+		return c.freed
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return 0
+}

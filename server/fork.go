@@ -1,0 +1,195 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+	"github.com/cove-sandbox/cove/wire"
+)
+
+// forkWidth is how many children are made at once. A restore is work for a core
+// and reads of the same pages, so more at once only makes the first one late.
+const forkWidth = 8
+
+// Fork makes all the children it can and keeps them if they are enough. A
+// caller that leaves cannot know their ids, so they are taken back.
+func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.ForkRequest]) (*connect.Response[covev1.ForkResponse], error) {
+	if s.calls.isDraining() {
+		return nil, stopping()
+	}
+	m := r.Msg
+	timeout, err := s.checkFork(m)
+	if err != nil {
+		return nil, err
+	}
+	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), prepareTimeout)
+	defer cancel()
+	var b birth
+	var paused time.Duration
+	var release func()
+	if m.Id != "" {
+		b, paused, release, err = s.forkLive(work, m.Id)
+	} else {
+		b, release, err = s.forkSnapshot(work, m.Snapshot)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+
+	b.spec.Labels, b.spec.Env = over(b.spec.Labels, m.Labels), over(b.spec.Env, m.Env)
+	if m.Timeout != nil {
+		b.spec.Timeout = timeout
+	}
+	if err := b.spec.Validate(s.cfg.Limits); err != nil {
+		return nil, err
+	}
+	children, errs := s.bearAll(work, b, int(m.Count))
+
+	out := &covev1.ForkResponse{Paused: durationpb.New(paused)}
+	var first error
+	ready := int32(0)
+	for i, sb := range children {
+		if errs[i] == nil {
+			ready++
+			out.Results = append(out.Results, &covev1.ForkResult{Sandbox: wire.Sandbox(sb)})
+			continue
+		}
+		if first == nil {
+			first = errs[i]
+		}
+		detail, msg := wire.ErrorDetail(errs[i])
+		out.Results = append(out.Results, &covev1.ForkResult{Error: detail, Message: msg})
+	}
+	enough := m.MinReady
+	if enough == 0 {
+		enough = m.Count
+	}
+	if ready < enough {
+		s.takeBackAll(children, errs)
+		return nil, first
+	}
+	if ctx.Err() != nil {
+		s.takeBackAll(children, errs)
+		return nil, ctx.Err()
+	}
+	return connect.NewResponse(out), nil
+}
+
+func (s *Server) checkFork(m *covev1.ForkRequest) (timeout time.Duration, err error) {
+	switch {
+	case m.Id == "" && m.Snapshot == "":
+		err = sandbox.InvalidField("id", "neither id nor snapshot is set; exactly one is accepted")
+	case m.Id != "" && m.Snapshot != "":
+		err = sandbox.InvalidField("snapshot", "id and snapshot are both set; exactly one is accepted")
+	case m.Id != "":
+		err = validID("id", m.Id)
+	default:
+		err = sandbox.ValidateSnapshotRef("snapshot", m.Snapshot)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if timeout, err = wire.DurationFrom("timeout", m.Timeout); err != nil {
+		return 0, err
+	}
+	return timeout, firstError(sandbox.ValidateFork(int(m.Count), int(m.MinReady)), sandbox.ValidateLabels("labels", m.Labels),
+		sandbox.ValidateEnv("env", m.Env), sandbox.ValidateTimeout("timeout", timeout, s.cfg.Limits.MaxTimeout))
+}
+
+// forkLive freezes a running sandbox once for all its children. What is frozen
+// is not kept: it is let go when they have it.
+func (s *Server) forkLive(ctx context.Context, id string) (b birth, paused time.Duration, release func(), err error) {
+	sb, err := s.live(ctx, id)
+	if err != nil {
+		return b, 0, nil, err
+	}
+	img, drop, err := s.images.acquire(ctx, sb.ImageID)
+	if err != nil {
+		return b, 0, nil, err
+	}
+	end, err := s.content.begin(ctx)
+	if err != nil {
+		drop()
+		return b, 0, nil, err
+	}
+	c, paused, err := s.node.Snapshot(ctx, id, SnapshotRequest{Kind: sandbox.MemorySnapshot, Progress: func(sandbox.Progress) {}})
+	if err != nil {
+		end()
+		drop()
+		return b, 0, nil, s.explain(ctx, id, err)
+	}
+	letGo := func() {
+		s.owe("release what "+id+" was forked from", func(ctx context.Context) error { return s.node.Release(ctx, c) })
+	}
+	from := s.newSnapshot(sb, taking{kind: sandbox.MemorySnapshot}, c)
+	if c.Same != "" {
+		// Nothing happened since a snapshot that is kept: the children are made
+		// of that one. end is called after them, so nothing collects it.
+		old, err := s.store.SnapshotByManifest(ctx, c.Same)
+		if err != nil {
+			end()
+			drop()
+			if errors.Is(err, sandbox.ErrNotFound) {
+				err = &sandbox.Error{Class: sandbox.Conflict, Msg: "sandbox " + id + " has not changed since a snapshot that was deleted meanwhile", Hint: "ask again"}
+			}
+			return b, 0, nil, err
+		}
+		from, letGo = old, func() {}
+	}
+	b = birth{spec: sb.Spec, img: img, from: &from, lineage: sb.Lineage.Below(sb.ID)}
+	b.spec.Snapshot, b.spec.Template = "", "" // it comes from neither; its lineage says from what
+	return b, paused, func() { letGo(); end(); drop() }, nil
+}
+
+func (s *Server) forkSnapshot(ctx context.Context, ref string) (b birth, release func(), err error) {
+	snap, done, err := s.useSnapshot(ctx, ref)
+	if err != nil {
+		return b, nil, err
+	}
+	o, err := s.originOf(ctx, "snapshot", snap)
+	if err != nil {
+		done()
+		return b, nil, err
+	}
+	spec := snap.Spec
+	spec.Snapshot, spec.Template = snap.ID, ""
+	if snap.Kind != sandbox.MemorySnapshot {
+		spec.Volumes = nil
+	}
+	return birth{spec: spec, img: o.img, from: o.from, lineage: o.lineage}, func() { o.release(); done() }, nil
+}
+
+// bearAll makes n sandboxes alike, some at a time. All are tried: how many are
+// enough is the caller's word.
+func (s *Server) bearAll(ctx context.Context, b birth, n int) ([]sandbox.Sandbox, []error) {
+	children, errs, places := make([]sandbox.Sandbox, n), make([]error, n), make([]int, n)
+	for i := range places {
+		places[i] = i
+		errs[i] = context.DeadlineExceeded // unless it was begun
+	}
+	_ = inParallel(ctx, forkWidth, places, func(i int) error {
+		one, cancel := context.WithTimeout(ctx, createTimeout)
+		defer cancel()
+		children[i], _, errs[i] = s.bear(one, b, store.Idempotency{})
+		return nil
+	})
+	return children, errs
+}
+
+func (s *Server) takeBackAll(children []sandbox.Sandbox, errs []error) {
+	var made []string
+	for i, sb := range children {
+		if errs[i] == nil {
+			made = append(made, sb.ID)
+		}
+	}
+	_ = inParallel(context.Background(), killWidth, made, func(id string) error { s.takeBack(id); return nil })
+}

@@ -1,0 +1,296 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+)
+
+// prepareTimeout bounds making the image of a filesystem snapshot. It is copied
+// through once: seconds, on a slow disk with gigabytes of it minutes.
+const prepareTimeout = 15 * time.Minute
+
+// origin is what a sandbox is made from, held until release: an image, or a
+// snapshot with the image it is over.
+type origin struct {
+	img     sandbox.Image
+	from    *sandbox.Snapshot // a memory snapshot to go on from; nil = start fresh from img
+	lineage sandbox.Lineage   // of what is made
+	release func()
+}
+
+// resolve finds what a spec starts from and fills the spec with what comes from
+// there. The spec has passed ValidateSource.
+func (s *Server) resolve(ctx context.Context, spec sandbox.Spec) (sandbox.Spec, origin, error) {
+	ref := spec.Snapshot
+	if spec.Template != "" {
+		tpl, err := s.findTemplate(ctx, "spec.template", spec.Template)
+		if err != nil {
+			return spec, origin{}, err
+		}
+		ref, spec.Template = tpl.Snapshot, tpl.Ref() // the record says which version it was
+	}
+	if ref == "" {
+		spec = spec.WithDefaults(s.cfg.Defaults)
+		if err := sandbox.ValidateImageName("spec.image", spec.Image); err != nil {
+			return spec, origin{}, err
+		}
+		img, release, err := s.images.acquire(ctx, spec.Image)
+		return spec, origin{img: img, release: release}, err
+	}
+	snap, release, err := s.useSnapshot(ctx, ref)
+	if err != nil {
+		return spec, origin{}, err
+	}
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
+	spec = inherit(spec, snap)
+	o, err := s.originOf(ctx, "spec.snapshot", snap)
+	if err != nil {
+		return spec, origin{}, err
+	}
+	image := o.release
+	o.release = func() { image(); release() }
+	return spec.WithDefaults(s.cfg.Defaults), o, nil
+}
+
+// inherit fills a spec from the snapshot it starts from: resources left zero,
+// variables and labels below the request's own, and of a memory snapshot the
+// volumes, which its processes have open.
+func inherit(spec sandbox.Spec, snap sandbox.Snapshot) sandbox.Spec {
+	from := snap.Spec
+	spec.Image = from.Image
+	fill := func(p *int64, v int64) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	r := &spec.Resources
+	if r.Memory == 0 && r.MemoryLimit == 0 {
+		r.Memory, r.MemoryLimit = from.Resources.Memory, from.Resources.MemoryLimit
+	}
+	fill(&r.MilliCPU, from.Resources.MilliCPU)
+	fill(&r.Disk, from.Resources.Disk)
+	fill(&r.Pids, from.Resources.Pids)
+	spec.Env, spec.Labels = over(from.Env, spec.Env), over(from.Labels, spec.Labels)
+	if snap.Kind == sandbox.MemorySnapshot && len(spec.Volumes) == 0 {
+		spec.Volumes = from.Volumes
+	}
+	return spec
+}
+
+// over is a copy of below with the entries of above put over it.
+func over(below, above map[string]string) map[string]string {
+	if len(below) == 0 {
+		return above
+	}
+	out := maps.Clone(below)
+	maps.Copy(out, above)
+	return out
+}
+
+// originOf says how to start from a snapshot that the caller holds. field is
+// what named it, for the refusal of a directory.
+func (s *Server) originOf(ctx context.Context, field string, snap sandbox.Snapshot) (origin, error) {
+	lineage := snap.Lineage.Below(snap.ID)
+	switch snap.Kind {
+	case sandbox.MemorySnapshot:
+		img, release, err := s.images.acquire(ctx, snap.ImageID)
+		return origin{img: img, from: &snap, lineage: lineage, release: release}, err
+	case sandbox.FilesystemSnapshot:
+		img, release, err := s.prepared(ctx, snap)
+		return origin{img: img, lineage: lineage, release: release}, err
+	}
+	return origin{}, sandbox.InvalidField(field, "'%s' is a snapshot of the directory %s; one of kind memory or filesystem is accepted", nameOf(snap), snap.Path).
+		WithHint("create the sandbox from an image and mount it there: cove snapshot mount %s SANDBOX", nameOf(snap))
+}
+
+// useSnapshot finds a snapshot and keeps its content until release.
+func (s *Server) useSnapshot(ctx context.Context, ref string) (snap sandbox.Snapshot, release func(), err error) {
+	snap, err = s.findSnapshot(ctx, ref)
+	if err != nil {
+		return snap, nil, err
+	}
+	release = s.content.use(snap.Content.Manifest)
+	// Again, now that it is held: it may have been deleted in between.
+	if snap, err = s.findSnapshot(ctx, snap.ID); err != nil {
+		release()
+		return snap, nil, err
+	}
+	return snap, release, nil
+}
+
+// preparing is one making of a snapshot's image; id and err are set before done
+// is closed.
+type preparing struct {
+	done chan struct{}
+	id   string
+	err  error
+}
+
+// prepareBook shares what is being prepared.
+type prepareBook struct {
+	mu   sync.Mutex
+	byID map[string]*preparing // by snapshot
+}
+
+func (b *prepareBook) init() { b.byID = map[string]*preparing{} }
+
+// prepared holds the image that sandboxes from a filesystem snapshot start
+// from, making it if it is not there: once, however many ask at the same time,
+// and to the end, whoever leaves.
+func (s *Server) prepared(ctx context.Context, snap sandbox.Snapshot) (img sandbox.Image, release func(), err error) {
+	for try := 0; ; try++ {
+		if snap.Content.Image != "" {
+			img, release, err = s.images.acquire(ctx, snap.Content.Image)
+			if err == nil || !errors.Is(err, sandbox.ErrImageNotFound) || try == 2 {
+				return img, release, err
+			}
+		}
+		id, err := s.prepare(ctx, snap)
+		if err != nil {
+			return sandbox.Image{}, nil, err
+		}
+		snap.Content.Image = id
+	}
+}
+
+func (s *Server) prepare(ctx context.Context, snap sandbox.Snapshot) (imageID string, err error) {
+	b := &s.prepares
+	b.mu.Lock()
+	p := b.byID[snap.ID]
+	if p == nil {
+		p = &preparing{done: make(chan struct{})}
+		b.byID[snap.ID] = p
+		// Whoever waits may leave; the content stays held for as long as it takes.
+		release := s.content.use(snap.Content.Manifest)
+		go func() {
+			defer release()
+			p.id, p.err = s.makeImage(snap)
+			b.mu.Lock()
+			delete(b.byID, snap.ID)
+			b.mu.Unlock()
+			close(p.done)
+		}()
+	}
+	b.mu.Unlock()
+	select {
+	case <-p.done:
+		return p.id, p.err
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}
+
+func (s *Server) makeImage(snap sandbox.Snapshot) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), prepareTimeout)
+	defer cancel()
+	defer context.AfterFunc(s.calls.cut, cancel)()
+	baseID := snap.Content.Base
+	if baseID == "" {
+		baseID = snap.ImageID
+	}
+	base, release, err := s.images.acquire(ctx, baseID)
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	img, err := s.node.PrepareImage(ctx, snap, base, func(sandbox.Progress) {})
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.images.publish(ctx, img, ""); err != nil {
+		return "", err
+	}
+	held, drop, err := s.images.acquire(ctx, img.ID)
+	if err != nil {
+		return "", err
+	}
+	defer drop()
+	err = s.store.SetSnapshotImage(ctx, snap.ID, held.ID)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		err = nil // deleted meanwhile; those who wait for the image still hold it
+	}
+	return held.ID, err
+}
+
+// birth is a sandbox to be made.
+type birth struct {
+	spec    sandbox.Spec // complete
+	img     sandbox.Image
+	from    *sandbox.Snapshot
+	lineage sandbox.Lineage
+}
+
+// bear makes a sandbox on the node and in the store, or in neither.
+//
+// The record says running from the start: one write instead of two. Should the
+// server die between the two records, Reconcile ends the one (node_lost) or
+// kills the other.
+func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
+	now := s.cfg.Clock().UTC()
+	sb := sandbox.Sandbox{
+		ID:        sandbox.NewID(s.cfg.Rand),
+		Spec:      b.spec,
+		ImageID:   b.img.ID,
+		Node:      s.node.Name(),
+		State:     sandbox.Running,
+		Episode:   1,
+		CreatedAt: now,
+		Lineage:   b.lineage,
+	}
+	if b.spec.Timeout > 0 {
+		sb.ExpiresAt = now.Add(b.spec.Timeout)
+	}
+	defer s.creates.begin(sb.ID)()
+
+	recorded := make(chan error, 1)
+	go func() {
+		got, existed, err := s.store.CreateSandbox(ctx, sb, idem)
+		if err == nil && existed {
+			// Only another server on the same store could have been faster.
+			err = sandbox.Errorf(sandbox.Conflict, "", "sandbox %s was just created with the same key", got.ID).WithHint("ask again")
+		}
+		recorded <- err
+	}()
+	var took time.Duration
+	var nodeErr error
+	if b.from != nil {
+		took, nodeErr = s.node.CreateFrom(ctx, sb, b.img, *b.from)
+		nodeErr = wayOut(nodeErr)
+	} else {
+		took, nodeErr = s.node.Create(ctx, sb, b.img)
+	}
+	storeErr := <-recorded
+
+	switch {
+	case nodeErr == nil && storeErr == nil:
+		return sb, took, nil
+	case nodeErr == nil:
+		s.owe("kill "+sb.ID, func(ctx context.Context) error { return s.killOnNode(ctx, sb.ID, "its record could not be written") })
+		return sandbox.Sandbox{}, took, storeErr
+	}
+	if !errors.Is(storeErr, sandbox.ErrConflict) {
+		// Also after a failed write: it may have happened all the same.
+		s.owe("forget "+sb.ID, func(ctx context.Context) error { return s.store.ForgetSandbox(ctx, sb.ID) })
+	}
+	return sandbox.Sandbox{}, took, nodeErr
+}
+
+// wayOut adds to a refusal to restore memory (another machine, another build)
+// what still works, where the node did not say.
+func wayOut(err error) error {
+	var e *sandbox.Error
+	if !errors.As(err, &e) || e.Hint != "" || e.Class != sandbox.Unsupported && e.Class != sandbox.Precondition {
+		return err
+	}
+	return e.WithHint("memory goes only where it came from; a filesystem snapshot of the same sandbox starts anywhere")
+}

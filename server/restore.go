@@ -1,0 +1,75 @@
+package server
+
+import (
+	"context"
+	"errors"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/wire"
+)
+
+// Restore takes any snapshot the node holds, not only of the sandbox's own
+// tree: whether two machines have a common past is the caller's business, and
+// the tree says afterwards where this one stands.
+//
+// Processes of the old episode end with reset, as after Reset.
+func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.RestoreRequest]) (*connect.Response[covev1.RestoreResponse], error) {
+	id := r.Msg.Id
+	if err := firstError(validID("id", id), sandbox.ValidateSnapshotRef("snapshot", r.Msg.Snapshot)); err != nil {
+		return nil, err
+	}
+	if _, err := s.live(ctx, id); err != nil {
+		return nil, err
+	}
+	snap, release, err := s.useSnapshot(ctx, r.Msg.Snapshot)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	// Up to here a caller that leaves stops it; a restore itself is finished.
+	o, err := s.originOf(ctx, "snapshot", snap)
+	if err != nil {
+		return nil, err
+	}
+	defer o.release()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+
+	s.ends.noteReset(id)
+	episode, took, err := s.node.Restore(ctx, id, o.img, snap)
+	if err != nil {
+		if errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrEnded) {
+			s.ends.forgetResets(id)
+		}
+		return nil, s.explain(ctx, id, wayOut(err))
+	}
+	var sb sandbox.Sandbox
+	update := func(ctx context.Context) (err error) {
+		sb, err = s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
+			sb.Episode, sb.ImageID, sb.Lineage = max(sb.Episode, episode), o.img.ID, o.lineage
+			sb.Spec.Image = snap.Spec.Image
+			return nil
+		})
+		return err
+	}
+	if err := update(ctx); err != nil {
+		if !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, sandbox.ErrNotFound) {
+			// It happened, so the record follows; after a crash Reconcile takes
+			// episode and image from the node.
+			s.owe("restore of "+id, func(ctx context.Context) error {
+				err := update(ctx)
+				if errors.Is(err, sandbox.ErrEnded) || errors.Is(err, sandbox.ErrNotFound) {
+					return nil
+				}
+				return err
+			})
+		}
+		return nil, s.explain(ctx, id, err)
+	}
+	sb.Episode = episode
+	return connect.NewResponse(&covev1.RestoreResponse{Sandbox: wire.Sandbox(s.asItIs(sb)), NodeTime: durationpb.New(took)}), nil
+}

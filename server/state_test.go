@@ -1,0 +1,799 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+	"github.com/cove-sandbox/cove/wire"
+)
+
+// snapshot takes one and returns its last event.
+func (w *world) snapshot(m *covev1.CreateSnapshotRequest) (*covev1.CreateSnapshotEvent, error) {
+	w.Helper()
+	s, err := w.client.Snapshots.Create(w.Context(), connect.NewRequest(m))
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	var last *covev1.CreateSnapshotEvent
+	for s.Receive() {
+		last = s.Msg()
+	}
+	return last, s.Err()
+}
+
+func (w *world) mustSnapshot(m *covev1.CreateSnapshotRequest) *covev1.Snapshot {
+	w.Helper()
+	ev, err := w.snapshot(m)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return ev.Snapshot
+}
+
+func (w *world) write(id, path, data string) {
+	w.Helper()
+	_, err := w.client.Files.Write(w.Context(), connect.NewRequest(&covev1.WriteFileRequest{SandboxId: id, Path: path, Data: []byte(data)}))
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) read(id, path string) string {
+	w.Helper()
+	r, err := w.client.Files.Read(w.Context(), connect.NewRequest(&covev1.ReadFileRequest{SandboxId: id, Path: path}))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return string(r.Msg.Data)
+}
+
+// settled waits until what was deleted is collected.
+func (w *world) settled() {
+	w.Helper()
+	select {
+	case <-w.server.content.want().done:
+	case <-time.After(time.Minute):
+		w.Fatal("no collection")
+	}
+}
+
+func TestASnapshotIsAPlaceInTheTree(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(&covev1.SandboxSpec{Env: map[string]string{"A": "1", "B": "1"}, Labels: map[string]string{"run": "1"}, Resources: &covev1.Resources{Cpu: 2, Memory: 1 << 30}})
+	w.write(a.Id, "/f", "one")
+	s1 := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "warm"})
+	if s1.Kind != "memory" || s1.Sandbox != a.Id || s1.Parent != "" || s1.Name != "warm" || s1.Spec.Resources.Cpu != 2 {
+		t.Errorf("%+v", s1)
+	}
+	w.write(a.Id, "/f", "two")
+	s2 := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Kind: "filesystem"})
+	if s2.Parent != s1.Id || !slices.Equal(w.get(a.Id).Ancestors, []string{s2.Id, s1.Id}) {
+		t.Errorf("s2 under %s, the sandbox under %v", s2.Parent, w.get(a.Id).Ancestors)
+	}
+
+	// Of memory: everything goes on; what the request says comes over it.
+	b := w.create(&covev1.SandboxSpec{Snapshot: "warm", Env: map[string]string{"B": "2"}, Resources: &covev1.Resources{Cpu: 1}})
+	if got := w.read(b.Id, "/f"); got != "one" {
+		t.Errorf("/f is %q", got)
+	}
+	if b.Parent != s1.Id || b.Spec.Image != "base" || b.Spec.Snapshot != "warm" || b.Spec.Resources.Cpu != 1 || b.Spec.Resources.Memory != 1<<30 ||
+		b.Spec.Env["A"] != "1" || b.Spec.Env["B"] != "2" || b.Spec.Labels["run"] != "1" {
+		t.Errorf("%+v", b)
+	}
+	// Of files: by an image that is prepared once, whoever asks.
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			c := w.create(&covev1.SandboxSpec{Snapshot: s2.Id})
+			if got := w.read(c.Id, "/f"); got != "two" || c.Parent != s2.Id || c.ImageId != "sha256:base-m2" {
+				t.Errorf("/f is %q, %+v", got, c)
+			}
+			w.kill(c.Id)
+		})
+	}
+	wg.Wait()
+	if w.node.prepares != 1 {
+		t.Errorf("prepared %d times", w.node.prepares)
+	}
+	if snap, err := w.store.GetSnapshot(t.Context(), s2.Id); err != nil || snap.Content.Image != "sha256:base-m2" {
+		t.Errorf("remembered %q, %v", snap.Content.Image, err)
+	}
+
+	tree, err := w.client.Sandboxes.Tree(t.Context(), connect.NewRequest(&covev1.TreeRequest{Id: b.Id}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parents := map[string]string{}
+	for _, n := range tree.Msg.Nodes {
+		if n.Parent != "" && parents[n.Parent] == "" && n.Parent != s1.Id {
+			t.Errorf("%s before its parent", n.Id)
+		}
+		parents[n.Id] = n.Parent + "/" + n.Kind + "/" + n.State
+	}
+	want := map[string]string{s1.Id: "/memory/", s2.Id: s1.Id + "/filesystem/", a.Id: s2.Id + "/sandbox/running", b.Id: s1.Id + "/sandbox/running"}
+	if fmt.Sprint(parents) != fmt.Sprint(want) { // the ended children are not part of it
+		t.Errorf("the tree is %v, want %v", parents, want)
+	}
+	// A node in the middle goes; its descendants stay where they are.
+	if _, err := w.client.Snapshots.Delete(t.Context(), connect.NewRequest(&covev1.DeleteSnapshotRequest{Id: s2.Id})); err != nil {
+		t.Fatal(err)
+	}
+	tree, err = w.client.Sandboxes.Tree(t.Context(), connect.NewRequest(&covev1.TreeRequest{Id: a.Id}))
+	if err != nil || len(tree.Msg.Nodes) != 3 {
+		t.Fatalf("%v, %v", tree, err)
+	}
+	if w.node.lib.Have("sha256:base-m2") {
+		t.Error("the image prepared of a deleted snapshot is still there")
+	}
+}
+
+func TestASnapshotOfNothingNewIsTheOldOne(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	s1 := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
+	ev, err := w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
+	if err != nil || ev.Snapshot.Id != s1.Id || !ev.Unchanged {
+		t.Errorf("%+v, %v", ev, err)
+	}
+	// A name of its own is a record of its own over the same content.
+	ev, err = w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "named"})
+	if err != nil || ev.Snapshot.Id == s1.Id || !ev.Unchanged || ev.Snapshot.Name != "named" || ev.Snapshot.Stored != 0 || ev.Snapshot.Size != 1000 {
+		t.Errorf("%+v, %v", ev, err)
+	}
+	if got := w.node.contents(); !slices.Equal(got, []string{"m1"}) {
+		t.Errorf("content %v", got)
+	}
+	// One of the two goes, the content stays for the other.
+	if _, err := w.client.Snapshots.Delete(t.Context(), connect.NewRequest(&covev1.DeleteSnapshotRequest{Id: s1.Id})); err != nil {
+		t.Fatal(err)
+	}
+	w.create(&covev1.SandboxSpec{Snapshot: "named"})
+	r, err := w.client.Snapshots.Delete(t.Context(), connect.NewRequest(&covev1.DeleteSnapshotRequest{Id: "named"}))
+	if err != nil || r.Msg.Freed != 10 || len(w.node.contents()) != 0 {
+		t.Errorf("%v, %v, %v", r, err, w.node.contents())
+	}
+	if ev, err := w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id}); err != nil || ev.Unchanged {
+		t.Errorf("after the deletion: %+v, %v", ev, err)
+	}
+}
+
+func TestStoppedByASnapshot(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	s := w.start(a.Id, "p", "sleep")
+	snap := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Stop: true})
+	got := w.get(a.Id)
+	if got.End == nil || got.End.Cause != "killed_by_user" || got.End.Detail != "stopped by a snapshot" {
+		t.Errorf("%+v", got.End)
+	}
+	if _, end, err := rest(s); err != nil || end.GetEnd().GetCause() != "killed_by_user" {
+		t.Errorf("its process: %v, %v", end, err)
+	}
+	// What ran goes on in the next one, and its output is where it was.
+	b := w.create(&covev1.SandboxSpec{Snapshot: snap.Id})
+	st, err := w.client.Processes.Attach(t.Context(), connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: b.Id, ExecId: "p", Offset: 5}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	for st.Receive() {
+		if o := st.Msg().GetOutput(); o != nil {
+			if string(o.Data) != "ing\n" || o.Offset != 5 {
+				t.Errorf("%+v", o)
+			}
+			break
+		}
+	}
+}
+
+// A record that cannot be written leaves no content, unless the sandbox was
+// stopped for it: then the content is all there is, and the record follows.
+func TestASnapshotWithoutARecord(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	w.store.failing("CreateSnapshot", errStore)
+	_, err := w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
+	wantError(t, err, sandbox.ErrUnavailable, "disk on fire")
+	w.settled()
+	if got := w.node.contents(); len(got) != 0 {
+		t.Errorf("content %v is left", got)
+	}
+	w.write(a.Id, "/f", "x")
+	_, err = w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "last", Stop: true})
+	wantError(t, err, sandbox.ErrUnavailable, "by its id")
+	w.settled()
+	if got := w.node.contents(); len(got) != 1 {
+		t.Fatalf("content %v", got)
+	}
+	w.store.failing("CreateSnapshot", nil)
+	for w.server.settle(t.Context()); ; w.server.settle(t.Context()) {
+		if _, err := w.store.GetSnapshot(t.Context(), "last"); err == nil {
+			break
+		}
+		<-tick()
+	}
+	w.settled()
+	if got := w.node.contents(); len(got) != 1 {
+		t.Errorf("content %v", got)
+	}
+	if w.get(a.Id).End == nil {
+		t.Error("the stopped sandbox has no end")
+	}
+}
+
+// A caller that leaves does not lose the snapshot.
+func TestASnapshotIsFinishedWithoutItsCaller(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	ctx, leave := context.WithCancel(t.Context())
+	gone, left := make(chan struct{}), make(chan struct{})
+	w.onCall = func(ctx context.Context) { context.AfterFunc(ctx, func() { close(gone) }) }
+	w.node.onSnapshot = func(ctx context.Context, _ SnapshotRequest) error {
+		leave()
+		<-gone
+		close(left)
+		return ctx.Err()
+	}
+	s, err := w.client.Snapshots.Create(ctx, connect.NewRequest(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "kept"}))
+	if err == nil {
+		for s.Receive() {
+		}
+		_ = s.Close()
+	}
+	<-left
+	w.onCall = nil
+	for {
+		if _, err := w.store.GetSnapshot(t.Context(), "kept"); err == nil {
+			break
+		}
+		<-tick()
+	}
+}
+
+// Content that is being made, or in use, outlives every collection.
+func TestCollectionsSpareWhatIsUnderWay(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	old := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
+	w.write(a.Id, "/f", "x")
+	reached, gate := make(chan struct{}), make(chan struct{})
+	w.node.onCreateFrom = func(sandbox.Sandbox) error { close(reached); <-gate; return nil }
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if got := w.create(&covev1.SandboxSpec{Snapshot: old.Id}); got.Parent != old.Id {
+			t.Errorf("%+v", got)
+		}
+	})
+	<-reached
+	if _, err := w.client.Snapshots.Delete(t.Context(), connect.NewRequest(&covev1.DeleteSnapshotRequest{Id: old.Id})); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.node.contents(); len(got) != 1 {
+		t.Errorf("content in use is gone: %v", got)
+	}
+	close(gate)
+	wg.Wait()
+	w.settled()
+	if got := w.node.contents(); len(got) != 0 {
+		t.Errorf("content %v is left", got)
+	}
+
+	// A collection waits for a snapshot that has no record yet.
+	made, record := make(chan struct{}), make(chan struct{})
+	w.node.onSnapshot = func(context.Context, SnapshotRequest) error { close(made); <-record; return nil }
+	wg.Go(func() { w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "new"}) })
+	<-made
+	c := w.server.content.want()
+	select {
+	case <-c.done:
+		t.Error("collected while a snapshot was being made")
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(record)
+	wg.Wait()
+	<-c.done
+	if got := w.node.contents(); len(got) != 1 {
+		t.Errorf("content %v", got)
+	}
+}
+
+func TestACollectionThatFailsIsTriedAgain(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	snap := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
+	var tries atomic.Int32
+	w.node.onCollect = func(context.Context) error {
+		if tries.Add(1) == 1 {
+			return errStore
+		}
+		return nil
+	}
+	if _, err := w.client.Snapshots.Delete(t.Context(), connect.NewRequest(&covev1.DeleteSnapshotRequest{Id: snap.Id})); err != nil {
+		t.Fatal(err)
+	}
+	for len(w.node.contents()) != 0 {
+		<-tick()
+	}
+}
+
+func TestReconcileRemovesContentWithoutARecord(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
+	w.node.mu.Lock()
+	w.node.frozen["orphan"] = fakeFrozen{}
+	w.node.mu.Unlock()
+	// And a template that was being built when the server died.
+	b, _, err := w.server.bear(t.Context(), birth{spec: sandbox.Spec{Image: "base", Template: "py" + buildMark}.WithDefaults(sandbox.StandardDefaults()),
+		img: sandbox.Image{ID: "sha256:base"}}, storeNoKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.server.Reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.node.contents(); !slices.Equal(got, []string{"m1"}) {
+		t.Errorf("content %v", got)
+	}
+	if got := w.get(b.ID); got.End == nil || got.End.Cause != "infra" || w.node.liveCount() != 1 {
+		t.Errorf("the build: %+v, %d live", got, w.node.liveCount())
+	}
+}
+
+func TestPrune(t *testing.T) {
+	w := newWorld(t)
+	now := time.Now().UTC()
+	add := func(id, sb string, age time.Duration, labels map[string]string) {
+		_, err := w.store.CreateSnapshot(t.Context(), sandbox.Snapshot{ID: id, Kind: sandbox.MemorySnapshot, Sandbox: sb, CreatedAt: now.Add(-age), Labels: labels,
+			Content: sandbox.Content{Manifest: "m" + id, Stored: 100}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("a1", "a", 4*time.Hour, map[string]string{"keep": "yes"})
+	add("a2", "a", 3*time.Hour, nil)
+	add("a3", "a", 2*time.Hour, nil)
+	add("b1", "b", 5*time.Hour, nil)
+	for _, c := range []struct {
+		name string
+		req  *covev1.PruneSnapshotsRequest
+		want string
+	}{
+		{"keep last, per sandbox", &covev1.PruneSnapshotsRequest{KeepLast: 1}, "a1:keep_last a2:keep_last"},
+		{"keep last and labels", &covev1.PruneSnapshotsRequest{KeepLast: 1, KeepLabels: map[string]string{"keep": "yes", "other": "x"}}, "a2:keep_last"},
+		{"age", &covev1.PruneSnapshotsRequest{MaxAge: durationpb.New(150 * time.Minute)}, "a1:max_age a2:max_age b1:max_age"},
+		{"age of one sandbox", &covev1.PruneSnapshotsRequest{MaxAge: durationpb.New(150 * time.Minute), Sandbox: "b"}, "b1:max_age"},
+		{"age, but the last stays", &covev1.PruneSnapshotsRequest{MaxAge: durationpb.New(time.Minute), KeepLast: 1}, "a1:max_age a2:max_age"},
+		{"bytes", &covev1.PruneSnapshotsRequest{MaxBytes: 250}, "a1:max_bytes b1:max_bytes"},
+		{"bytes, kept ones last", &covev1.PruneSnapshotsRequest{MaxBytes: 250, KeepLabels: map[string]string{"keep": "yes"}}, "a2:max_bytes b1:max_bytes"},
+	} {
+		c.req.DryRun = true
+		r, err := w.client.Snapshots.Prune(t.Context(), connect.NewRequest(c.req))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, p := range r.Msg.Removed {
+			got = append(got, p.Id+":"+p.Reason)
+		}
+		slices.Sort(got)
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%s: %v, want %s", c.name, got, c.want)
+		}
+	}
+	if snaps, _, err := w.store.ListSnapshots(t.Context(), store.SnapshotFilter{}); err != nil || len(snaps) != 4 {
+		t.Fatalf("a dry run removed something: %d, %v", len(snaps), err)
+	}
+	r, err := w.client.Snapshots.Prune(t.Context(), connect.NewRequest(&covev1.PruneSnapshotsRequest{KeepLast: 1}))
+	if err != nil || len(r.Msg.Removed) != 2 {
+		t.Fatal(r, err)
+	}
+	if snaps, _, err := w.store.ListSnapshots(t.Context(), store.SnapshotFilter{}); err != nil || len(snaps) != 2 {
+		t.Errorf("%d are left, %v", len(snaps), err)
+	}
+}
+
+func (w *world) fork(m *covev1.ForkRequest) (*covev1.ForkResponse, error) {
+	r, err := w.client.Sandboxes.Fork(w.Context(), connect.NewRequest(m))
+	if err != nil {
+		return nil, err
+	}
+	return r.Msg, nil
+}
+
+func TestFork(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(&covev1.SandboxSpec{Labels: map[string]string{"run": "1"}, Env: map[string]string{"A": "1"}, Timeout: durationpb.New(time.Hour)})
+	w.write(a.Id, "/f", "x")
+	r, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 20, Labels: map[string]string{"child": "yes"}, Env: map[string]string{"B": "2"}})
+	if err != nil || len(r.Results) != 20 || r.Paused.AsDuration() != 5*time.Millisecond {
+		t.Fatal(r, err)
+	}
+	ids := map[string]bool{a.Id: true}
+	for _, res := range r.Results {
+		c := res.Sandbox
+		if ids[c.Id] || c.Parent != a.Id || c.Spec.Labels["run"] != "1" || c.Spec.Labels["child"] != "yes" || c.Spec.Env["A"] != "1" || c.Spec.Env["B"] != "2" ||
+			c.Spec.Timeout.AsDuration() != time.Hour || w.read(c.Id, "/f") != "x" {
+			t.Errorf("%+v", c)
+		}
+		ids[c.Id] = true
+	}
+	if w.node.passingCount() != 0 || w.node.liveCount() != 21 {
+		t.Errorf("%d contents not released, %d live", w.node.passingCount(), w.node.liveCount())
+	}
+	w.write(a.Id, "/f", "y")
+	if got := w.read(r.Results[0].Sandbox.Id, "/f"); got != "x" {
+		t.Errorf("a child sees its parent's %q", got)
+	}
+}
+
+func TestForkAllOrEnough(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	var n atomic.Int32
+	full := &sandbox.Error{Class: sandbox.NoCapacity, Msg: "full", RetryAfter: time.Second}
+	fail := func(broken int32) { // of each run, this many fail
+		n.Store(0)
+		w.node.onCreateFrom = func(sandbox.Sandbox) error {
+			if n.Add(1) <= broken {
+				return full
+			}
+			return nil
+		}
+	}
+	fail(1)
+	_, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 5})
+	if e := wantError(t, err, sandbox.ErrNoCapacity, "full"); e.RetryAfter != time.Second {
+		t.Error(e.RetryAfter)
+	}
+	if w.node.liveCount() != 1 || len(w.records()) != 1 || w.node.passingCount() != 0 {
+		t.Errorf("a failed fork left %d sandboxes, %v, %d contents", w.node.liveCount(), w.records(), w.node.passingCount())
+	}
+	fail(2)
+	r, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 5, MinReady: 3})
+	if err != nil || len(r.Results) != 5 {
+		t.Fatal(r, err)
+	}
+	bad := 0
+	for _, res := range r.Results {
+		if res.Sandbox == nil {
+			bad++
+			if e := wire.ErrorFrom(res.Error, res.Message); !errors.Is(e, sandbox.ErrNoCapacity) {
+				t.Error(e)
+			}
+		}
+	}
+	if bad != 2 || w.node.liveCount() != 4 {
+		t.Errorf("%d failed, %d live", bad, w.node.liveCount())
+	}
+	fail(3)
+	_, err = w.fork(&covev1.ForkRequest{Id: a.Id, Count: 5, MinReady: 3})
+	wantError(t, err, sandbox.ErrNoCapacity)
+	if w.node.liveCount() != 4 || len(w.records()) != 4 {
+		t.Errorf("left %d sandboxes, %d records", w.node.liveCount(), len(w.records()))
+	}
+}
+
+func TestRestore(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	w.write(a.Id, "/f", "one")
+	s1 := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
+	w.write(a.Id, "/f", "two")
+	s2 := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Kind: "filesystem"})
+	p := w.start(a.Id, "p", "sleep")
+	r, err := w.client.Sandboxes.Restore(t.Context(), connect.NewRequest(&covev1.RestoreRequest{Id: a.Id, Snapshot: s1.Id}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.Msg.Sandbox; got.Id != a.Id || got.Episode != 2 || got.Parent != s1.Id || w.read(a.Id, "/f") != "one" {
+		t.Errorf("%+v", got)
+	}
+	if _, end, err := rest(p); err != nil || end.GetEnd().GetCause() != "reset" {
+		t.Errorf("the process of the old episode: %v, %v", end, err)
+	}
+	r, err = w.client.Sandboxes.Restore(t.Context(), connect.NewRequest(&covev1.RestoreRequest{Id: a.Id, Snapshot: s2.Id}))
+	if err != nil || r.Msg.Sandbox.ImageId != "sha256:base-m2" || r.Msg.Sandbox.Episode != 3 || w.read(a.Id, "/f") != "two" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if got := w.get(a.Id); !slices.Equal(got.Ancestors, []string{s2.Id, s1.Id}) || got.ImageId != "sha256:base-m2" {
+		t.Errorf("%+v", got)
+	}
+
+	// A failure leaves it as it was, and says what still works.
+	w.node.onRestore = func() error {
+		return sandbox.Errorf(sandbox.Unsupported, "node.restore", "made by build 1, this is build 2")
+	}
+	_, err = w.client.Sandboxes.Restore(t.Context(), connect.NewRequest(&covev1.RestoreRequest{Id: a.Id, Snapshot: s1.Id}))
+	wantError(t, err, sandbox.ErrUnsupported, "build 1", "filesystem snapshot")
+	if got := w.get(a.Id); got.Episode != 3 || got.Parent != s2.Id {
+		t.Errorf("%+v", got)
+	}
+	w.node.onRestore = nil
+	// A record that cannot be written follows later.
+	w.store.failing("UpdateSandbox", errStore)
+	if _, err = w.client.Sandboxes.Restore(t.Context(), connect.NewRequest(&covev1.RestoreRequest{Id: a.Id, Snapshot: s1.Id})); err == nil {
+		t.Error("no error")
+	}
+	w.store.failing("UpdateSandbox", nil)
+	for w.server.settle(t.Context()); w.get(a.Id).Episode != 4; w.server.settle(t.Context()) {
+		<-tick()
+	}
+	if got := w.get(a.Id); got.Parent != s1.Id || got.ImageId != "sha256:base" {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestStandby(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	pause := func(cold bool, want string) {
+		t.Helper()
+		r, err := w.client.Sandboxes.Pause(t.Context(), connect.NewRequest(&covev1.PauseRequest{Id: a.Id, Cold: cold}))
+		if err != nil || r.Msg.Sandbox.Standby != want || w.get(a.Id).Standby != want {
+			t.Errorf("%v, %v", r, err)
+		}
+		l, err := w.client.Sandboxes.List(t.Context(), connect.NewRequest(&covev1.ListSandboxesRequest{}))
+		if err != nil || l.Msg.Sandboxes[0].Standby != want {
+			t.Errorf("listed as %v, %v", l, err)
+		}
+	}
+	pause(false, "hot")
+	pause(false, "hot")
+	pause(true, "cold")
+	tree, err := w.client.Sandboxes.Tree(t.Context(), connect.NewRequest(&covev1.TreeRequest{Id: a.Id}))
+	if err != nil || tree.Msg.Nodes[0].State != "cold" {
+		t.Errorf("%v, %v", tree, err)
+	}
+	r, err := w.client.Sandboxes.Resume(t.Context(), connect.NewRequest(&covev1.ResumeRequest{Id: a.Id}))
+	if err != nil || r.Msg.Sandbox.Standby != "" || w.get(a.Id).Standby != "" {
+		t.Errorf("%v, %v", r, err)
+	}
+	pause(true, "cold")
+	w.read(a.Id, "/etc/passwd") // any call wakes it
+	if got := w.get(a.Id).Standby; got != "" {
+		t.Error(got)
+	}
+	if sb, err := w.store.GetSandbox(t.Context(), a.Id); err != nil || sb.Standby != "" {
+		t.Errorf("stored %q, %v", sb.Standby, err)
+	}
+}
+
+// build makes a version and returns it with what its start command printed.
+func (w *world) build(ctx context.Context, m *covev1.BuildTemplateRequest) (tpl *covev1.Template, steps []string, output string, err error) {
+	s, err := w.client.Templates.Build(ctx, connect.NewRequest(m))
+	if err != nil {
+		return nil, nil, "", err
+	}
+	defer s.Close()
+	for s.Receive() {
+		ev := s.Msg()
+		output += string(ev.Output)
+		if len(ev.Output) == 0 {
+			steps = append(steps, ev.Step)
+		}
+		if ev.Template != nil {
+			tpl = ev.Template
+		}
+	}
+	return tpl, steps, output, s.Err()
+}
+
+func TestTemplates(t *testing.T) {
+	w := newWorld(t)
+	tpl, steps, output, err := w.build(t.Context(), &covev1.BuildTemplateRequest{Name: "web", Start: "serve 1F90", ReadyPort: 8080,
+		Spec: &covev1.SandboxSpec{Labels: map[string]string{"app": "web"}, Timeout: durationpb.New(time.Hour)}})
+	if err != nil || tpl.GetVersion() != 1 || tpl.Size != 1000 || output != "serving\n" || strings.Join(steps, " ") != "create start ready freeze done" {
+		t.Fatalf("%+v, %v, %q, %v", tpl, steps, output, err)
+	}
+	if w.node.liveCount() != 0 {
+		t.Error("the sandbox it was built in still runs")
+	}
+	sb := w.create(&covev1.SandboxSpec{Template: "web"})
+	if sb.Spec.Template != "web@1" || sb.Parent != tpl.Snapshot || sb.Spec.Labels["app"] != "web" || sb.Spec.Timeout != nil || sb.Spec.Image != "base" {
+		t.Errorf("%+v", sb)
+	}
+	st, err := w.client.Processes.Attach(t.Context(), connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: sb.Id, ExecId: startExec}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !st.Receive() || !st.Receive() || string(st.Msg().GetOutput().GetData()) != "serving\n" {
+		t.Errorf("the start command does not run there: %v, %v", st.Msg(), st.Err())
+	}
+	_ = st.Close()
+	l, err := w.client.Snapshots.List(t.Context(), connect.NewRequest(&covev1.ListSnapshotsRequest{}))
+	if err != nil || len(l.Msg.Snapshots) != 0 {
+		t.Errorf("its snapshot is listed: %v, %v", l, err)
+	}
+
+	// Builds at once make different versions; the old one goes on working.
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if _, _, _, err := w.build(t.Context(), &covev1.BuildTemplateRequest{Name: "web", Start: "sleep"}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := w.create(&covev1.SandboxSpec{Template: "web"}).Spec.Template; got != "web@5" {
+		t.Error(got)
+	}
+	w.create(&covev1.SandboxSpec{Template: "web@1"})
+	d, err := w.client.Templates.Delete(t.Context(), connect.NewRequest(&covev1.DeleteTemplateRequest{Name: "web"}))
+	if err != nil || len(d.Msg.Versions) != 5 {
+		t.Fatal(d, err)
+	}
+	w.settled()
+	if got := w.node.contents(); len(got) != 0 {
+		t.Errorf("content %v is left", got)
+	}
+	w.read(sb.Id, "/etc/passwd")
+}
+
+// A build that fails leaves no sandbox, no record, no content and no version.
+func TestAFailedBuildLeavesNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		req   *covev1.BuildTemplateRequest
+		spoil func(*world)
+		want  *sandbox.Error
+		says  string
+	}{
+		"the start command fails": {&covev1.BuildTemplateRequest{Start: "crash no port free", ReadyPort: 80}, nil, sandbox.ErrPrecondition, "no port free"},
+		"never ready": {&covev1.BuildTemplateRequest{Start: "serve 1F90", ReadyPort: 81, ReadyTimeout: durationpb.New(30 * time.Millisecond)},
+			nil, sandbox.ErrDeadline, "serving"},
+		"the check never succeeds": {&covev1.BuildTemplateRequest{Start: "sleep", ReadyCommand: "false", ReadyTimeout: durationpb.New(30 * time.Millisecond)},
+			nil, sandbox.ErrDeadline, "sleeping"},
+		"no snapshot": {&covev1.BuildTemplateRequest{Start: "sleep"}, func(w *world) {
+			w.node.onSnapshot = func(context.Context, SnapshotRequest) error {
+				return sandbox.Errorf(sandbox.DiskFull, "node.snapshot", "no space")
+			}
+		}, sandbox.ErrDiskFull, "no space"},
+		"no record": {&covev1.BuildTemplateRequest{Start: "sleep"}, func(w *world) { w.store.failing("CreateTemplateVersion", errStore) }, sandbox.ErrUnavailable, "fire"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			if tc.spoil != nil {
+				tc.spoil(w)
+			}
+			tc.req.Name = "web"
+			_, _, _, err := w.build(t.Context(), tc.req)
+			wantError(t, err, tc.want, tc.says)
+			w.settled()
+			if w.node.liveCount() != 0 || len(w.records()) != 0 || len(w.node.contents()) != 0 {
+				t.Errorf("left %d sandboxes, records %v, content %v", w.node.liveCount(), w.records(), w.node.contents())
+			}
+			if _, err := w.store.GetTemplate(t.Context(), "web", 0); !errors.Is(err, sandbox.ErrNotFound) {
+				t.Errorf("a version: %v", err)
+			}
+		})
+	}
+}
+
+func TestABuildEndsWithItsCaller(t *testing.T) {
+	w := newWorld(t)
+	ctx, leave := context.WithCancel(t.Context())
+	s, err := w.client.Templates.Build(ctx, connect.NewRequest(&covev1.BuildTemplateRequest{Name: "web", Start: "sleep", ReadyPort: 80}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s.Receive() && s.Msg().Step != "ready" {
+	}
+	leave()
+	_ = s.Close()
+	for len(w.records()) != 0 || w.node.liveCount() != 0 {
+		<-tick()
+	}
+}
+
+func TestVolumeFilesOverHTTP(t *testing.T) {
+	w := newWorld(t)
+	v, err := w.client.Volumes.Create(t.Context(), connect.NewRequest(&covev1.CreateVolumeRequest{Name: "data", Labels: map[string]string{"a": "b"}}))
+	if err != nil || v.Msg.Volume.Size != 1<<30 || v.Msg.Volume.Id == "" || v.Msg.Volume.Node != "n1" {
+		t.Fatal(v, err)
+	}
+	info, err := w.client.UploadVolumeFile(t.Context(), "data", "/dir/f", strings.NewReader("content"), 7, 0o600)
+	if err != nil || info.Path != "/dir/f" || info.Size != 7 {
+		t.Errorf("%+v, %v", info, err)
+	}
+	body, size, err := w.client.DownloadVolumeFile(t.Context(), v.Msg.Volume.Id, "/dir/f")
+	if err != nil || size != 7 {
+		t.Fatal(size, err)
+	}
+	defer body.Close()
+	if b, err := io.ReadAll(body); string(b) != "content" || err != nil {
+		t.Errorf("%q, %v", b, err)
+	}
+	c, err := w.client.Volumes.Clone(t.Context(), connect.NewRequest(&covev1.CloneVolumeRequest{Name: "data", NewName: "copy"}))
+	if err != nil || c.Msg.Volume.From != v.Msg.Volume.Id || c.Msg.Volume.Size != 1<<30 || c.Msg.Volume.Id == v.Msg.Volume.Id {
+		t.Errorf("%v, %v", c, err)
+	}
+	for path, want := range map[string]int{
+		"/v1/volumes/data/files?path=/dir/f": 200, "/v1/volumes/dat/files?path=/dir/f": 404, "/v1/volumes/data/files?path=/none": 404,
+		"/v1/volumes/data/files?path=x": 400, "/v1/volumes/..%2Fx/files?path=/f": 400,
+	} {
+		if resp, text := w.http("GET", path, nil); resp.StatusCode != want {
+			t.Errorf("GET %s: %d %s", path, resp.StatusCode, text)
+		}
+	}
+	if resp, _ := w.http("HEAD", "/v1/volumes/data/files?path=/dir/f", nil); resp.StatusCode != 200 || resp.ContentLength != 7 {
+		t.Errorf("HEAD: %v", resp)
+	}
+	if resp, _ := w.http("PUT", "/v1/volumes/data/files?path=/f&mode=9", strings.NewReader("x")); resp.StatusCode != http.StatusBadRequest {
+		t.Errorf("a bad mode: %d", resp.StatusCode)
+	}
+	l, err := w.client.Volumes.List(t.Context(), connect.NewRequest(&covev1.ListVolumesRequest{Labels: map[string]string{"a": "b"}}))
+	if err != nil || len(l.Msg.Volumes) != 1 || l.Msg.Volumes[0].Name != "data" {
+		t.Errorf("%v, %v", l, err)
+	}
+}
+
+func TestANodeWithoutVolumes(t *testing.T) {
+	w := newWorld(t)
+	w.node.volumeSet = nil
+	_, err := w.client.Volumes.List(t.Context(), connect.NewRequest(&covev1.ListVolumesRequest{}))
+	wantError(t, err, sandbox.ErrUnsupported, "volumes")
+}
+
+func TestSnapshotTar(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Kind: "directory", Path: "/etc", Name: "etc"})
+	w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "mem"})
+	if got := w.get(a.Id).Ancestors; len(got) != 1 {
+		t.Errorf("a directory's snapshot moved the sandbox: %v", got)
+	}
+	body, err := w.client.SnapshotTar(t.Context(), "etc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	if b, err := io.ReadAll(body); string(b) != "tar of 1 files" || err != nil {
+		t.Errorf("%q, %v", b, err)
+	}
+	_, err = w.client.SnapshotTar(t.Context(), "mem")
+	wantError(t, err, sandbox.ErrInvalid, "memory")
+	w.node.mu.Lock()
+	w.node.corrupt["m1"] = true
+	w.node.mu.Unlock()
+	_, err = w.client.SnapshotTar(t.Context(), "etc")
+	wantError(t, err, sandbox.ErrCorrupt, "m1")
+	_, err = w.client.Snapshots.Verify(t.Context(), connect.NewRequest(&covev1.VerifySnapshotRequest{Id: "etc"}))
+	wantError(t, err, sandbox.ErrCorrupt, "m1")
+}
+
+// An image that only snapshots use stays; with the last of them it goes.
+func TestImagesOfSnapshotsAreNotPruned(t *testing.T) {
+	w := newWorld(t)
+	if _, err := w.server.PublishImage(t.Context(), w.node.lib.add("py"), "py"); err != nil {
+		t.Fatal(err)
+	}
+	a := w.create(&covev1.SandboxSpec{Image: "py"})
+	w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "s", Stop: true})
+	if _, err := w.client.Images.Remove(t.Context(), connect.NewRequest(&covev1.RemoveImageRequest{Name: "py"})); err != nil {
+		t.Fatal(err)
+	}
+	for _, dry := range []bool{true, false} {
+		r, err := w.client.Images.Prune(t.Context(), connect.NewRequest(&covev1.PruneImagesRequest{DryRun: dry}))
+		if err != nil || len(r.Msg.Ids) != 0 || !w.node.lib.Have("sha256:py") {
+			t.Errorf("dry %v: %v, %v", dry, r, err)
+		}
+	}
+	w.create(&covev1.SandboxSpec{Snapshot: "s"})
+}

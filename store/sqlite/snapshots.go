@@ -1,0 +1,300 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+)
+
+// CreateSnapshot implements store.Snapshots.
+func (s *Store) CreateSnapshot(ctx context.Context, snap sandbox.Snapshot) (sandbox.Snapshot, error) {
+	record, err := encodeSnapshot(snap)
+	if err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	err = s.write(ctx, "create_snapshot", func(t *tx) error { return t.insertSnapshot(snap, record) })
+	if err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	return decodeSnapshot(snap.ID, snap.Name, record)
+}
+
+// insertSnapshot writes nothing where it returns a refusal.
+func (t *tx) insertSnapshot(snap sandbox.Snapshot, record string) error {
+	var taken int
+	if err := t.row(`SELECT count(*) FROM snapshots WHERE id = ?`, []any{snap.ID}, &taken); err != nil {
+		return err
+	}
+	if taken > 0 {
+		return &sandbox.Error{Class: sandbox.AlreadyExists, Msg: "there is a snapshot " + snap.ID + " already"}
+	}
+	var name any
+	if snap.Name != "" {
+		name = snap.Name
+		if _, err := t.exec(`UPDATE snapshots SET name = NULL WHERE name = ?`, name); err != nil {
+			return err
+		}
+	}
+	hidden := 0
+	if snap.Hidden {
+		hidden = 1
+	}
+	if _, err := t.exec(`INSERT INTO snapshots (id, name, kind, sandbox_id, manifest, hidden, created_at, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
+		snap.ID, name, string(snap.Kind), snap.Sandbox, snap.Content.Manifest, hidden, nanos(snap.CreatedAt), record); err != nil {
+		return err
+	}
+	for label, value := range snap.Labels {
+		if _, err := t.exec(`INSERT INTO snapshot_labels (snapshot_id, name, value) VALUES (?, ?, ?)`, snap.ID, label, value); err != nil {
+			return err
+		}
+	}
+	for _, img := range store.ImagesOf(snap) {
+		if _, err := t.exec(`INSERT INTO snapshot_images (snapshot_id, image_id) VALUES (?, ?)`, snap.ID, img); err != nil {
+			return err
+		}
+	}
+	return t.insertLineage(snap.ID, snap.Lineage)
+}
+
+const snapshotRow = `SELECT id, coalesce(name, ''), record FROM snapshots`
+
+// GetSnapshot implements store.Snapshots. An id is looked for first: a name
+// made to look like the id of another snapshot cannot stand in for it.
+func (s *Store) GetSnapshot(ctx context.Context, nameOrID string) (sandbox.Snapshot, error) {
+	var id, name, record string
+	err := s.readRow(ctx, snapshotRow+` WHERE id = coalesce((SELECT id FROM snapshots WHERE id = ?), (SELECT id FROM snapshots WHERE name = ?))`,
+		[]any{nameOrID, nameOrID}, &id, &name, &record)
+	if errors.Is(err, sql.ErrNoRows) {
+		return sandbox.Snapshot{}, noSnapshot(nameOrID)
+	}
+	if err != nil {
+		return sandbox.Snapshot{}, s.fault(ctx, "get_snapshot", err)
+	}
+	return decodeSnapshot(id, name, record)
+}
+
+// SnapshotByManifest implements store.Snapshots.
+func (s *Store) SnapshotByManifest(ctx context.Context, manifest string) (sandbox.Snapshot, error) {
+	var id, name, record string
+	err := s.readRow(ctx, snapshotRow+` WHERE manifest = ? ORDER BY hidden, created_at DESC, id DESC LIMIT 1`, []any{manifest}, &id, &name, &record)
+	if errors.Is(err, sql.ErrNoRows) {
+		return sandbox.Snapshot{}, &sandbox.Error{Class: sandbox.NotFound, Msg: "no snapshot has this content"}
+	}
+	if err != nil {
+		return sandbox.Snapshot{}, s.fault(ctx, "snapshot_by_manifest", err)
+	}
+	return decodeSnapshot(id, name, record)
+}
+
+// ListSnapshots implements store.Snapshots.
+func (s *Store) ListSnapshots(ctx context.Context, f store.SnapshotFilter) (snaps []sandbox.Snapshot, next string, err error) {
+	size := f.PageSize
+	if size == 0 {
+		size = store.DefaultPageSize
+	}
+	if size < 0 {
+		return nil, "", sandbox.InvalidField("page_size", "%d is not accepted; 1 and above is, or 0 for %d", size, store.DefaultPageSize)
+	}
+	query, args := snapshotQuery(f)
+	if f.PageToken != "" {
+		p, err := parseToken(f.PageToken)
+		if err != nil {
+			return nil, "", err
+		}
+		query += ` AND (s.created_at, s.id) < (?, ?)`
+		args = append(args, p.created, p.id)
+	}
+	rows, err := s.read.QueryContext(ctx, query+` ORDER BY s.created_at DESC, s.id DESC LIMIT ?`, append(args, size+1)...)
+	if err != nil {
+		return nil, "", s.fault(ctx, "list_snapshots", err)
+	}
+	if snaps, err = scanSnapshots(rows); err != nil {
+		return nil, "", s.fault(ctx, "list_snapshots", err)
+	}
+	if len(snaps) > size {
+		snaps = snaps[:size]
+		last := snaps[size-1]
+		next = position{nanos(last.CreatedAt), last.ID}.token()
+	}
+	return snaps, next, nil
+}
+
+func snapshotQuery(f store.SnapshotFilter) (string, []any) {
+	var q strings.Builder
+	q.WriteString(`SELECT s.id, coalesce(s.name, ''), s.record FROM snapshots s WHERE s.hidden = ?`)
+	args := []any{0}
+	if f.Hidden {
+		args[0] = 1
+	}
+	if f.Sandbox != "" {
+		q.WriteString(` AND s.sandbox_id = ?`)
+		args = append(args, f.Sandbox)
+	}
+	if f.Kind != "" {
+		q.WriteString(` AND s.kind = ?`)
+		args = append(args, string(f.Kind))
+	}
+	names := make([]string, 0, len(f.Labels))
+	for name := range f.Labels {
+		names = append(names, name)
+	}
+	slices.Sort(names) // the same filter is the same statement
+	for _, name := range names {
+		q.WriteString(` AND EXISTS (SELECT 1 FROM snapshot_labels l WHERE l.snapshot_id = s.id AND l.name = ? AND l.value = ?)`)
+		args = append(args, name, f.Labels[name])
+	}
+	return q.String(), args
+}
+
+// SetSnapshotImage implements store.Snapshots.
+func (s *Store) SetSnapshotImage(ctx context.Context, id, image string) error {
+	return s.write(ctx, "set_snapshot_image", func(t *tx) error {
+		snap, err := t.snapshot(id)
+		if err != nil || snap.Content.Image == image {
+			return err
+		}
+		snap.Content.Image = image
+		record, err := encodeSnapshot(snap)
+		if err != nil {
+			return err
+		}
+		if _, err := t.exec(`UPDATE snapshots SET record = ? WHERE id = ?`, record, id); err != nil {
+			return err
+		}
+		if _, err := t.exec(`DELETE FROM snapshot_images WHERE snapshot_id = ?`, id); err != nil {
+			return err
+		}
+		for _, img := range store.ImagesOf(snap) {
+			if _, err := t.exec(`INSERT INTO snapshot_images (snapshot_id, image_id) VALUES (?, ?)`, id, img); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// DeleteSnapshot implements store.Snapshots.
+func (s *Store) DeleteSnapshot(ctx context.Context, id string) (snap sandbox.Snapshot, err error) {
+	err = s.write(ctx, "delete_snapshot", func(t *tx) error {
+		if snap, err = t.snapshot(id); err != nil {
+			return err
+		}
+		var name string
+		var version int64
+		err := t.row(`SELECT name, version FROM templates WHERE snapshot_id = ? ORDER BY name, version LIMIT 1`, []any{id}, &name, &version)
+		if err == nil {
+			ref := sandbox.Template{Name: name, Version: version}.Ref()
+			return &sandbox.Error{Class: sandbox.Precondition, Msg: "snapshot " + id + " is what template " + ref + " starts from",
+				Hint: "delete the template's version instead: cove template rm " + ref}
+		}
+		if !errors.Is(err, sql.ErrNoRows) {
+			return err
+		}
+		return t.deleteSnapshot(id)
+	})
+	if err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	return snap, nil
+}
+
+func (t *tx) deleteSnapshot(id string) error {
+	if _, err := t.exec(`DELETE FROM lineage WHERE node_id = ?`, id); err != nil {
+		return err
+	}
+	_, err := t.exec(`DELETE FROM snapshots WHERE id = ?`, id)
+	return err
+}
+
+func (t *tx) snapshot(id string) (sandbox.Snapshot, error) {
+	var name, record string
+	err := t.row(snapshotRow+` WHERE id = ?`, []any{id}, &id, &name, &record)
+	if errors.Is(err, sql.ErrNoRows) {
+		return sandbox.Snapshot{}, noSnapshot(id)
+	}
+	if err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	return decodeSnapshot(id, name, record)
+}
+
+// Manifests implements store.Snapshots.
+func (s *Store) Manifests(ctx context.Context) ([]string, error) {
+	return s.column(ctx, "manifests", `SELECT DISTINCT manifest FROM snapshots ORDER BY manifest`)
+}
+
+// SnapshotImages implements store.Snapshots.
+func (s *Store) SnapshotImages(ctx context.Context) ([]string, error) {
+	return s.column(ctx, "snapshot_images", `SELECT DISTINCT image_id FROM snapshot_images ORDER BY image_id`)
+}
+
+// column reads a constant query of one text column.
+func (s *Store) column(ctx context.Context, op, query string, args ...any) ([]string, error) {
+	st, err := s.stmt(ctx, query)
+	if err != nil {
+		return nil, s.fault(ctx, op, err)
+	}
+	rows, err := st.QueryContext(ctx, args...)
+	if err != nil {
+		return nil, s.fault(ctx, op, err)
+	}
+	defer rows.Close()
+	var out []string
+	for rows.Next() {
+		var v string
+		if err := rows.Scan(&v); err != nil {
+			return nil, s.fault(ctx, op, err)
+		}
+		out = append(out, v)
+	}
+	return out, s.fault(ctx, op, rows.Err())
+}
+
+// scanSnapshots reads rows of id, name and record, and closes them.
+func scanSnapshots(rows *sql.Rows) (snaps []sandbox.Snapshot, err error) {
+	defer rows.Close()
+	for rows.Next() {
+		var id, name, record string
+		if err := rows.Scan(&id, &name, &record); err != nil {
+			return nil, err
+		}
+		snap, err := decodeSnapshot(id, name, record)
+		if err != nil {
+			return nil, err
+		}
+		snaps = append(snaps, snap)
+	}
+	return snaps, rows.Err()
+}
+
+func noSnapshot(nameOrID string) error {
+	return &sandbox.Error{Class: sandbox.NotFound, Msg: fmt.Sprintf("no snapshot '%.80s'", nameOrID)}
+}
+
+// encodeSnapshot leaves the name out, which is a column.
+func encodeSnapshot(snap sandbox.Snapshot) (string, error) {
+	if err := store.CheckNewSnapshot(snap); err != nil {
+		return "", err
+	}
+	snap.Name, snap.CreatedAt = "", snap.CreatedAt.UTC()
+	b, err := json.Marshal(snap)
+	if err != nil {
+		return "", &sandbox.Error{Class: sandbox.Invalid, Msg: "the snapshot cannot be recorded", Err: err}
+	}
+	return string(b), nil
+}
+
+func decodeSnapshot(id, name, record string) (snap sandbox.Snapshot, err error) {
+	if err := json.Unmarshal([]byte(record), &snap); err != nil {
+		return sandbox.Snapshot{}, damaged("snapshot", id, err)
+	}
+	snap.Name = name
+	return snap, nil
+}

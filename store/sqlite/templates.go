@@ -1,0 +1,149 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// CreateTemplateVersion implements store.Templates. The version is a column and
+// is given in the transaction: the record has none.
+func (s *Store) CreateTemplateVersion(ctx context.Context, tpl sandbox.Template, snap sandbox.Snapshot) (sandbox.Template, error) {
+	if tpl.Name == "" {
+		return sandbox.Template{}, sandbox.InvalidField("name", "a template has a name")
+	}
+	snap.Hidden = true
+	snapRecord, err := encodeSnapshot(snap)
+	if err != nil {
+		return sandbox.Template{}, err
+	}
+	tpl.Version, tpl.Snapshot, tpl.CreatedAt = 0, snap.ID, tpl.CreatedAt.UTC()
+	b, err := json.Marshal(tpl)
+	if err != nil {
+		return sandbox.Template{}, &sandbox.Error{Class: sandbox.Invalid, Msg: "the template cannot be recorded", Err: err}
+	}
+	var version int64
+	err = s.write(ctx, "create_template_version", func(t *tx) error {
+		if err := t.insertSnapshot(snap, snapRecord); err != nil {
+			return err
+		}
+		if _, err := t.exec(`INSERT INTO template_names (name, last_version) VALUES (?, 1)
+			ON CONFLICT (name) DO UPDATE SET last_version = template_names.last_version + 1`, tpl.Name); err != nil {
+			return err
+		}
+		if err := t.row(`SELECT last_version FROM template_names WHERE name = ?`, []any{tpl.Name}, &version); err != nil {
+			return err
+		}
+		_, err := t.exec(`INSERT INTO templates (name, version, snapshot_id, created_at, record) VALUES (?, ?, ?, ?, ?)`,
+			tpl.Name, version, snap.ID, nanos(tpl.CreatedAt), string(b))
+		return err
+	})
+	if err != nil {
+		return sandbox.Template{}, err
+	}
+	return decodeTemplate(tpl.Name, version, string(b))
+}
+
+const templateRow = `SELECT t.name, t.version, t.record FROM templates t`
+
+// GetTemplate implements store.Templates.
+func (s *Store) GetTemplate(ctx context.Context, name string, version int64) (sandbox.Template, error) {
+	var got string
+	var record string
+	err := s.readRow(ctx, templateRow+` WHERE t.name = ? AND (? = 0 OR t.version = ?) ORDER BY t.version DESC LIMIT 1`,
+		[]any{name, version, version}, &got, &version, &record)
+	if errors.Is(err, sql.ErrNoRows) {
+		return sandbox.Template{}, noTemplate(name, version)
+	}
+	if err != nil {
+		return sandbox.Template{}, s.fault(ctx, "get_template", err)
+	}
+	return decodeTemplate(got, version, record)
+}
+
+// ListTemplates implements store.Templates.
+func (s *Store) ListTemplates(ctx context.Context, name string) ([]sandbox.Template, error) {
+	query, args := templateRow+` WHERE t.name = ? ORDER BY t.version DESC`, []any{name}
+	if name == "" {
+		query, args = templateRow+` WHERE t.version = (SELECT max(n.version) FROM templates n WHERE n.name = t.name) ORDER BY t.name`, nil
+	}
+	st, err := s.stmt(ctx, query)
+	if err != nil {
+		return nil, s.fault(ctx, "list_templates", err)
+	}
+	rows, err := st.QueryContext(ctx, args...)
+	if err != nil {
+		return nil, s.fault(ctx, "list_templates", err)
+	}
+	tpls, err := scanTemplates(rows)
+	return tpls, s.fault(ctx, "list_templates", err)
+}
+
+// DeleteTemplate implements store.Templates.
+func (s *Store) DeleteTemplate(ctx context.Context, name string, version int64) (gone []sandbox.Template, err error) {
+	err = s.write(ctx, "delete_template", func(t *tx) error {
+		st, err := t.stmt(templateRow + ` WHERE t.name = ? AND (? = 0 OR t.version = ?) ORDER BY t.version DESC`)
+		if err != nil {
+			return err
+		}
+		rows, err := st.Query(name, version, version)
+		if err != nil {
+			return err
+		}
+		if gone, err = scanTemplates(rows); err != nil {
+			return err
+		}
+		if len(gone) == 0 {
+			return noTemplate(name, version)
+		}
+		for _, tpl := range gone {
+			if _, err := t.exec(`DELETE FROM templates WHERE name = ? AND version = ?`, name, tpl.Version); err != nil {
+				return err
+			}
+			if err := t.deleteSnapshot(tpl.Snapshot); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return gone, nil
+}
+
+func scanTemplates(rows *sql.Rows) (tpls []sandbox.Template, err error) {
+	defer rows.Close()
+	for rows.Next() {
+		var name, record string
+		var version int64
+		if err := rows.Scan(&name, &version, &record); err != nil {
+			return nil, err
+		}
+		tpl, err := decodeTemplate(name, version, record)
+		if err != nil {
+			return nil, err
+		}
+		tpls = append(tpls, tpl)
+	}
+	return tpls, rows.Err()
+}
+
+func decodeTemplate(name string, version int64, record string) (tpl sandbox.Template, err error) {
+	if err := json.Unmarshal([]byte(record), &tpl); err != nil {
+		return sandbox.Template{}, damaged("template", name, err)
+	}
+	tpl.Version = version
+	return tpl, nil
+}
+
+func noTemplate(name string, version int64) error {
+	if version > 0 {
+		name = fmt.Sprintf("%s@%d", name, version)
+	}
+	return &sandbox.Error{Class: sandbox.NotFound, Msg: fmt.Sprintf("no template '%.80s'", name)}
+}
