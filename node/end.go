@@ -94,6 +94,9 @@ func (n *Node) teardown(b *box, end sandbox.End, own bool) {
 	b.op <- struct{}{} // never given back: there is no kernel after this
 	n.mu.Lock()
 	k := b.kernel // none in cold standby
+	if b.cold != nil {
+		n.litter.Store(true)
+	}
 	n.mu.Unlock()
 	if k != nil && n.destroy(k) != nil {
 		close(b.stuck)

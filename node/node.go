@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cove-sandbox/cove/runtime"
@@ -71,6 +72,7 @@ type Node struct {
 	states  *contents   // nil: no snapshots and no cold standby
 	mounts  *mountFiles // nil with states
 	volumes *volume.Set // nil: none
+	litter  atomic.Bool // stored content became useless since the last Collect
 
 	ctx    context.Context // ends what runs in the background, at Close
 	cancel context.CancelCauseFunc

@@ -186,6 +186,9 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	}
 	n.mu.Lock()
 	old := b.kernel
+	if b.cold != nil {
+		n.litter.Store(true)
+	}
 	b.kernel, b.cold, b.container, b.image = k, nil, next.container, next.image
 	b.sb.ImageID, b.sb.Episode, b.needs = sb.ImageID, sb.Episode, next.needs
 	b.touched++

@@ -321,6 +321,7 @@ func (n *Node) Collect(ctx context.Context, keep []string) (freed int64, err err
 		return 0, nil
 	}
 	keep = slices.Clone(keep)
+	n.litter.Store(false)
 	n.mu.Lock()
 	for _, b := range n.live {
 		keep = append(keep, b.needs...)
@@ -336,6 +337,9 @@ func (n *Node) Collect(ctx context.Context, keep []string) (freed int64, err err
 	}
 	return freed, sandbox.WithOp("node.collect", err)
 }
+
+// Litter says that content became useless since the last Collect.
+func (n *Node) Litter() bool { return n.litter.Load() }
 
 func fileSize(f *os.File) int64 {
 	fi, err := f.Stat()

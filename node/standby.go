@@ -256,6 +256,7 @@ func (n *Node) warm(b *box) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	b.kernel, b.cold = k, nil
+	n.litter.Store(true)
 	n.standLocked(b, sandbox.Awake, false)
 	n.goLocked(func() { n.watch(b, k) })
 	return nil

@@ -178,11 +178,16 @@ func (s *Server) collect(ctx context.Context) (freed int64, err error) {
 	return freed, err
 }
 
+// litterEvery is how often the node is asked whether it made content useless.
+const litterEvery = 30 * time.Second
+
 // collectLoop makes the collections that are wanted, one at a time, and tries a
 // failed one again with growing pauses.
 func (s *Server) collectLoop(ctx context.Context) {
 	const firstPause, longestPause = 100 * time.Millisecond, time.Minute
 	pause := time.Duration(0)
+	look := time.NewTicker(litterEvery)
+	defer look.Stop()
 	for {
 		var again <-chan time.Time
 		if pause > 0 {
@@ -193,6 +198,11 @@ func (s *Server) collectLoop(ctx context.Context) {
 			return
 		case <-s.content.nudge:
 		case <-again:
+		case <-look.C:
+			if s.node.Litter() {
+				s.content.want()
+			}
+			continue
 		}
 		c := s.content.take()
 		if c == nil && pause == 0 {

@@ -138,8 +138,8 @@ func (n *fakeNode) Snapshot(ctx context.Context, id string, r SnapshotRequest) (
 			g.clean = c.Manifest
 		}
 	default:
-		c.Checkpoint = fmt.Appendf(nil, "c%d", n.made)
-		n.passing[string(c.Checkpoint)] = g.freeze(r.Kind)
+		c.Plain = fmt.Sprintf("c%d", n.made)
+		n.passing[c.Plain] = g.freeze(r.Kind)
 	}
 	if r.Stop {
 		n.endLocked(g, sandbox.End{Cause: sandbox.KilledByUser, Detail: "stopped by a snapshot", At: time.Now().UTC()})
@@ -150,10 +150,10 @@ func (n *fakeNode) Snapshot(ctx context.Context, id string, r SnapshotRequest) (
 func (n *fakeNode) contentLocked(c sandbox.Content) (fakeFrozen, error) {
 	f, ok := n.frozen[c.Manifest]
 	if !ok {
-		f, ok = n.passing[string(c.Checkpoint)]
+		f, ok = n.passing[c.Plain]
 	}
 	if !ok || n.corrupt[c.Manifest] {
-		return f, sandbox.Errorf(sandbox.Corrupt, "node", "content %s%s is not whole", c.Manifest, c.Checkpoint)
+		return f, sandbox.Errorf(sandbox.Corrupt, "node", "content %s%s is not whole", c.Manifest, c.Plain)
 	}
 	return f, nil
 }
@@ -243,7 +243,7 @@ func (n *fakeNode) Tar(ctx context.Context, c sandbox.Content, w io.Writer) erro
 func (n *fakeNode) Release(ctx context.Context, c sandbox.Content) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.passing, string(c.Checkpoint))
+	delete(n.passing, c.Plain)
 	return nil
 }
 
@@ -442,3 +442,5 @@ func (s *fakeVolumes) RemoveFile(ctx context.Context, name, p string, recursive 
 	}
 	return err
 }
+
+func (n *fakeNode) Litter() bool { return false }

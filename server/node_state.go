@@ -47,6 +47,10 @@ type StateNode interface {
 	// sandboxes in standby. A Snapshot under way is safe.
 	Collect(ctx context.Context, keep []string) (freed int64, err error)
 
+	// Litter says that content became useless since the last Collect by what
+	// the node did itself: a sandbox woke from cold standby, or ended in it.
+	Litter() bool
+
 	// Volumes of the node; nil where it can have none.
 	Volumes() VolumeSet
 }

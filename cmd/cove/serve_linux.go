@@ -158,7 +158,6 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 // localNode is the node in this process, as the server wants it.
 type localNode struct {
 	*node.Node
-	noState
 	library *image.Library
 }
 

@@ -55,6 +55,11 @@ func (t *tx) insertSnapshot(snap sandbox.Snapshot, record string) error {
 			return err
 		}
 	}
+	for _, m := range snap.Content.Needs {
+		if _, err := t.exec(`INSERT INTO snapshot_needs (snapshot_id, manifest) VALUES (?, ?)`, snap.ID, m); err != nil {
+			return err
+		}
+	}
 	for _, img := range store.ImagesOf(snap) {
 		if _, err := t.exec(`INSERT INTO snapshot_images (snapshot_id, image_id) VALUES (?, ?)`, snap.ID, img); err != nil {
 			return err
@@ -227,7 +232,7 @@ func (t *tx) snapshot(id string) (sandbox.Snapshot, error) {
 
 // Manifests implements store.Snapshots.
 func (s *Store) Manifests(ctx context.Context) ([]string, error) {
-	return s.column(ctx, "manifests", `SELECT DISTINCT manifest FROM snapshots ORDER BY manifest`)
+	return s.column(ctx, "manifests", `SELECT manifest FROM snapshots UNION SELECT manifest FROM snapshot_needs ORDER BY manifest`)
 }
 
 // SnapshotImages implements store.Snapshots.

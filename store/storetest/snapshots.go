@@ -18,7 +18,7 @@ func newSnapshot(id string, minutes int) sandbox.Snapshot {
 	return sandbox.Snapshot{
 		ID: id, Kind: sandbox.MemorySnapshot, Labels: map[string]string{"run": "r1", "n": id}, Sandbox: "sb1",
 		Lineage: sandbox.Lineage{}, Spec: newSandbox("sb1", 0).Spec, ImageID: "sha256:base", Node: "node1", CreatedAt: at(minutes),
-		Content: sandbox.Content{Manifest: "m-" + id, Size: 1 << 33, Stored: 77, Base: "sha256:under", Checkpoint: []byte{0, 255, 'x'}, Build: "gv1"},
+		Content: sandbox.Content{Manifest: "m-" + id, Size: 1 << 33, Stored: 77, Base: "sha256:under", Plain: "p", Build: "gv1"},
 	}
 }
 

@@ -24,6 +24,13 @@ CREATE TABLE snapshot_labels (
 );
 CREATE INDEX snapshot_labels_by_value ON snapshot_labels (name, value, snapshot_id);
 
+-- Other content a snapshot cannot be used without: directories mounted in it.
+CREATE TABLE snapshot_needs (
+    snapshot_id TEXT NOT NULL REFERENCES snapshots (id) ON DELETE CASCADE,
+    manifest    TEXT NOT NULL,
+    PRIMARY KEY (snapshot_id, manifest)
+);
+
 -- Which images a snapshot cannot be used without.
 CREATE TABLE snapshot_images (
     snapshot_id TEXT NOT NULL REFERENCES snapshots (id) ON DELETE CASCADE,
