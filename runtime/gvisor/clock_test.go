@@ -19,6 +19,7 @@ func TestClocks(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	d := open(t, t.TempDir())
+	defer d.Close() // deferred calls run last first: after the kernels are gone
 	c := runtime.Container{Rootfs: rootfs(t), Resources: sandbox.Resources{MilliCPU: 1000, MemoryLimit: 512 << 20, Disk: 64 << 20, Pids: 100}}
 	k, err := d.Boot(ctx, "source")
 	if err != nil {

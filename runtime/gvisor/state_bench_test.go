@@ -29,6 +29,7 @@ func BenchmarkState(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
+			defer d.Close()
 			c := runtime.Container{Rootfs: image,
 				Resources: sandbox.Resources{MilliCPU: 2000, MemoryLimit: 512 << 20, Disk: 1 << 30, Pids: 4096}}
 			benchState(b, d, c, size)
