@@ -1,9 +1,10 @@
 // Command runsc is gVisor's runsc of the pinned version, with the seccomp
 // program of its sentry compiled ahead.
 //
-// gVisor compiles that program when a sentry starts or is restored, 18 ms on
-// the path of every boot and every restore, unless it was built with programs
-// made ahead, which only its own build system knows how to do. The program is
+// gVisor compiles that program when a sentry starts or is restored, unless it
+// was built with programs made ahead, which only its own build system knows how
+// to do. By the sentry's own timeline, on two cores, that took 18 of the
+// milliseconds of a boot and 25 of a restore, and takes 0.4 and 3.5 now. The program is
 // the same, made by the same code (see gen), with the same variables filled in;
 // a test compares. A sentry with other options compiles its own, as before.
 package main

@@ -24,6 +24,7 @@ func BenchmarkLife(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	defer d.Close()
 	c := runtime.Container{Rootfs: runtime.Rootfs{Path: path, Env: img.Config.Env},
 		Resources: sandbox.Resources{MilliCPU: 2000, MemoryLimit: 512 << 20, Disk: 1 << 30, Pids: 4096}}
 	spent := map[string]time.Duration{}

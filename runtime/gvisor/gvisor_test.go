@@ -34,7 +34,7 @@ func open(t *testing.T, dir string) *gvisor.Driver {
 // rootfs is the base image, or, where that cannot be made (a machine without a
 // Debian mirror), the EROFS file of a Debian with python3 that
 // COVE_TEST_EROFS names.
-func rootfs(t *testing.T) runtime.Rootfs {
+func rootfs(t testing.TB) runtime.Rootfs {
 	t.Helper()
 	if p := os.Getenv("COVE_TEST_EROFS"); p != "" {
 		return runtime.Rootfs{Path: p, Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin"}, User: "root"}

@@ -304,7 +304,11 @@ func (k *Kernel) adopt(ctx context.Context) error {
 		init, err = k.guest.Init(ctx)
 	}
 	if err == nil {
-		err = k.guest.Thaw(ctx) // the process before us may have died amid a checkpoint
+		// The process before us may have died amid a checkpoint. A guest of a
+		// version that knows nothing of that refuses, and has nothing to thaw.
+		if terr := k.guest.Thaw(ctx); terr != nil {
+			k.d.log.Warn("thaw of an adopted kernel", "kernel", k.id, "err", terr)
+		}
 	}
 	if err != nil {
 		if k.guest != nil {

@@ -47,6 +47,9 @@ func (k *Kernel) mounts(cid string) []mount {
 
 func (k *Kernel) keepMounts(cid string, ms []mount) error {
 	if len(ms) == 0 {
+		if err := os.Remove(k.mountsFile(cid)); !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 		return nil
 	}
 	b, err := json.Marshal(ms)
@@ -97,6 +100,12 @@ func (k *Kernel) Mount(ctx context.Context, erofs, path string) error {
 	// one with a file too few is not.
 	if err = k.keepMounts(k.container, append(ms, m)); err == nil {
 		err = k.guest.Mount(ctx, init, m.Key, path)
+	}
+	switch sandbox.ClassOf(err) {
+	case sandbox.Invalid, sandbox.NotFound, sandbox.Precondition, sandbox.Denied, sandbox.DiskFull:
+		// The guest refused, so it is not there; of any other error one cannot
+		// say.
+		err = errors.Join(err, k.keepMounts(k.container, ms))
 	}
 	if derr := k.sb.DestroyContainer(ferry); err == nil {
 		err = derr

@@ -21,9 +21,9 @@ import (
 
 // Restore lets a blank kernel go on from a checkpoint. See runtime.Restorer.
 //
-// Pages are read in the background, those that are touched first. The sentry
-// has the file open until then, so that its name may go away; if its content
-// does, the kernel ends.
+// Pages in a file of their own are read in the background, those that are
+// touched first. The sentry has the file open until then, so that its name may
+// go away; if its content does, the kernel ends.
 func (b *blank) Restore(ctx context.Context, dir string, cp runtime.Checkpoint, c runtime.Container) (runtime.Kernel, error) {
 	const op = "gvisor.restore"
 	was, err := b.d.restorable(cp, c)

@@ -27,6 +27,7 @@ func TestSpare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer d.Close()
 	booted, err := d.Boot(ctx, "k")
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cove-sandbox/cove/image/imagetest"
 	"github.com/cove-sandbox/cove/internal/testbin"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/runtime/gvisor"
@@ -23,18 +22,15 @@ import (
 // Python process that holds some memory, interleaved with what they compare
 // to: attaching to a booted kernel. Medians, in milliseconds and MiB.
 func BenchmarkState(b *testing.B) {
-	lib, img := imagetest.Base(b)
-	path, err := lib.Path(img.ID)
-	if err != nil {
-		b.Fatal(err)
-	}
+	image := rootfs(b)
 	for _, size := range []int{5, 100} {
 		b.Run(fmt.Sprintf("%dMB", size), func(b *testing.B) {
 			d, err := gvisor.Open(context.Background(), gvisor.Config{Dir: b.TempDir(), RunscPath: testbin.Runsc(b), GuestPath: testbin.Guest(b), DebugLog: os.Getenv("COVE_TEST_SENTRY_LOG")})
 			if err != nil {
 				b.Fatal(err)
 			}
-			c := runtime.Container{Rootfs: runtime.Rootfs{Path: path, Env: img.Config.Env},
+			defer d.Close()
+			c := runtime.Container{Rootfs: image,
 				Resources: sandbox.Resources{MilliCPU: 2000, MemoryLimit: 512 << 20, Disk: 1 << 30, Pids: 4096}}
 			benchState(b, d, c, size)
 		})
@@ -91,8 +87,10 @@ func benchState(b *testing.B, d *gvisor.Driver, c runtime.Container, size int) {
 		spent["attach+exec1-ms"][len(spent["attach+exec1-ms"])-1] = float64(time.Since(t).Microseconds()) / 1000
 		must(plain.Destroy(ctx))
 
-		step("pause", func() error { return source.(runtime.Pauser).Pause(ctx) })
-		step("resume", func() error { return source.(runtime.Pauser).Resume(ctx) })
+		for range 5 {
+			step("pause", func() error { return source.(runtime.Pauser).Pause(ctx) })
+			step("resume", func() error { return source.(runtime.Pauser).Resume(ctx) })
+		}
 		_, err = source.Guest().WriteFile(ctx, "/tmp/ask", nil, sandbox.WriteOptions{})
 		must(err)
 		<-lines
