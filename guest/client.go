@@ -35,9 +35,8 @@ const (
 // on a connection; idle connections are kept and reused, and a stream that is
 // left early costs its connection. Safe for concurrent use.
 type Client struct {
-	dial Dialer
-
 	mu      sync.Mutex
+	dial    Dialer        // replaced by MoveTo
 	secret  []byte        // replaced, never changed in place
 	held    chan struct{} // closed by Release; nil unless new requests wait
 	ended   chan struct{} // closed, and replaced, when a request lets its connection go
@@ -46,6 +45,7 @@ type Client struct {
 	dialing int         // requests that wait for their connection
 	timer   *time.Timer // trims idle; nil when idle is empty
 	closed  bool
+	orphan  bool // by Outlive: its kernel may go, what waits here does not
 }
 
 // conn is one connection; proof is pending until the first answer.
@@ -83,8 +83,8 @@ type Container struct {
 func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.closed = true
-	if c.held != nil {
+	c.closed = !c.orphan
+	if c.held != nil && c.closed {
 		close(c.held)
 		c.held = nil
 	}
@@ -354,8 +354,9 @@ func (c *Client) take(ctx context.Context, op string) (*conn, error) {
 	}
 	c.dialing++
 	cn := &conn{secret: c.secret, endless: endless(op)}
+	dial := c.dial
 	c.mu.Unlock()
-	nc, err := c.dial(ctx)
+	nc, err := dial(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.dialing--

@@ -110,6 +110,35 @@ func (c *Client) Park(ctx context.Context) error {
 	}
 }
 
+// Outlive lets what waits in a parked client wait on when its kernel goes, for
+// MoveTo or Abandon.
+func (c *Client) Outlive() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.orphan = true
+}
+
+// MoveTo makes c a client of the guest that to is one of, and ends to. What
+// Park cut off goes on there: it is the same guest, restored.
+func (c *Client) MoveTo(to *Client) {
+	to.mu.Lock()
+	dial, secret := to.dial, to.secret
+	to.mu.Unlock()
+	to.Close()
+	c.mu.Lock()
+	c.dial, c.secret, c.orphan, c.closed = dial, secret, false, false
+	c.mu.Unlock()
+	c.Release()
+}
+
+// Abandon ends what Outlive kept waiting.
+func (c *Client) Abandon() {
+	c.mu.Lock()
+	c.orphan = false
+	c.mu.Unlock()
+	c.Close()
+}
+
 // wasCut says whether err is Park's doing.
 func (c *Client) wasCut(cn *conn, err error) bool {
 	var e *sandbox.Error

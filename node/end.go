@@ -96,6 +96,7 @@ func (n *Node) teardown(b *box, end sandbox.End, own bool) {
 	k := b.kernel // none in cold standby
 	if b.cold != nil {
 		n.litter.Store(true)
+		n.abandonLocked(b, nil)
 	}
 	n.mu.Unlock()
 	if k != nil && n.destroy(k) != nil {

@@ -179,6 +179,64 @@ func TestStandbyOnGVisor(t *testing.T) {
 	}
 }
 
+// Who reads the output of a process reads on after a sleep of any depth, and
+// misses nothing.
+func TestAReaderSleepsAlongOnGVisor(t *testing.T) {
+	m := newMachine(t)
+	m.create("a")
+	g, release, err := m.Guest(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	lines := make(chan string, 10000)
+	done := make(chan error, 1)
+	go func() {
+		var part string
+		done <- g.Start(t.Context(), sandbox.ProcessSpec{ExecID: "talk", Command: "i=0; while [ $i -lt 600 ]; do i=$((i+1)); echo $i; sleep 0.01; done"}, 0, func(e sandbox.ProcessEvent) error {
+			if e.Lost != nil {
+				t.Errorf("lost %+v", e.Lost)
+			}
+			if e.Output != nil {
+				part += string(e.Output.Data)
+				for {
+					line, rest, ok := strings.Cut(part, "\n")
+					if !ok {
+						return nil
+					}
+					lines <- line
+					part = rest
+				}
+			}
+			return nil
+		})
+	}()
+	for n, next := 0, 1; n < 4; n++ {
+		for range 20 {
+			if got := <-lines; got != fmt.Sprint(next) {
+				t.Fatalf("got %q, want %d", got, next)
+			}
+			next++
+		}
+		if err := m.Pause(t.Context(), "a", n%2 == 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Resume(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		if n == 3 {
+			for ; next <= 600; next++ {
+				if got := <-lines; got != fmt.Sprint(next) {
+					t.Fatalf("got %q, want %d", got, next)
+				}
+			}
+		}
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestSnapshotsOnGVisor(t *testing.T) {
 	m := newMachine(t)
 	ctx := t.Context()

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/volume"
@@ -106,10 +107,11 @@ type box struct {
 	kernel     runtime.Kernel  // nil until one was taken, and while cold
 	held       bool            // resources are in the ledger: not while cold
 	cold       *sandbox.Content
-	since      time.Time // of the standby it is in
-	idled      bool      // it was paused for being idle: time makes it cold
-	needs      []string  // manifests mounted inside
-	touched    int64     // +1 for all that may change what is inside
+	waiting    *guest.Client // while cold: what was attached goes on with it
+	since      time.Time     // of the standby it is in
+	idled      bool          // it was paused for being idle: time makes it cold
+	needs      []string      // manifests mounted inside
+	touched    int64         // +1 for all that may change what is inside
 	same       unchanged
 	active     int // calls under way
 	lastActive time.Time

@@ -188,6 +188,7 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	old := b.kernel
 	if b.cold != nil {
 		n.litter.Store(true)
+		n.abandonLocked(b, nil)
 	}
 	b.kernel, b.cold, b.container, b.image = k, nil, next.container, next.image
 	b.sb.ImageID, b.sb.Episode, b.needs = sb.ImageID, sb.Episode, next.needs

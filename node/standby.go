@@ -29,8 +29,9 @@ const (
 	roomEvery   = 100 * time.Millisecond
 )
 
-// Pause puts a sandbox on standby. Calls under way stand still with it; on the
-// way to cold there must be none.
+// Pause puts a sandbox on standby. Streams under way stand still with it and go
+// on when it wakes. Short calls that meet it on its way to cold may fail as
+// unavailable.
 func (n *Node) Pause(ctx context.Context, id string, cold bool) error {
 	if err := n.call(); err != nil {
 		return err
@@ -144,16 +145,12 @@ func (n *Node) cool(b *box) (err error) {
 		return sandbox.Errorf(sandbox.Unsupported, "", "this node keeps no state: cold standby needs a content store")
 	}
 	n.mu.Lock()
-	was, active := b.sb.Standby, b.active
+	was := b.sb.Standby
 	n.mu.Unlock()
-	switch {
-	case was == sandbox.Cold:
+	if was == sandbox.Cold {
 		return nil
-	case active > 0:
-		return &sandbox.Error{Class: sandbox.Precondition, Msg: "calls to the sandbox are under way",
-			Hint: "end them first, or pause it in memory only"}
 	}
-	if err := n.freeze(b, false, false); err != nil {
+	if err := n.freeze(b, true, false); err != nil {
 		return err
 	}
 	if was == sandbox.Awake {
@@ -164,11 +161,8 @@ func (n *Node) cool(b *box) (err error) {
 		}()
 	}
 	n.mu.Lock()
-	k, now := b.kernel, b.sb.Standby
+	k := b.kernel
 	n.mu.Unlock()
-	if now != sandbox.Hot {
-		return &sandbox.Error{Class: sandbox.Precondition, Msg: "a call to the sandbox came in between", Hint: "try again"}
-	}
 	ctx, cancel := context.WithTimeout(b.ctx, coolTimeout)
 	defer cancel()
 	c, _, err := n.checkpoint(ctx, b, k, true)
@@ -178,8 +172,10 @@ func (n *Node) cool(b *box) (err error) {
 	if err := n.journal.append(record{Kind: recCold, ID: b.id, Cold: &c}); err != nil {
 		return err
 	}
+	g := k.Guest()
+	g.Outlive()
 	n.mu.Lock()
-	b.cold, b.kernel = &c, nil
+	b.cold, b.kernel, b.waiting = &c, nil, g
 	n.standLocked(b, sandbox.Cold, false)
 	n.releaseLocked(b)
 	n.mu.Unlock()
@@ -237,7 +233,9 @@ func (n *Node) warm(b *box) error {
 	if err := n.room(ctx, b); err != nil {
 		return err
 	}
-	k, err := n.restore(ctx, b.container, *b.cold)
+	c := b.container
+	c.Guest = b.waiting
+	k, err := n.restore(ctx, c, *b.cold)
 	if err == nil {
 		err = n.journal.append(record{Kind: recCreated, ID: b.id, Entry: n.entryOf(b, k)})
 		if err != nil {
@@ -255,11 +253,20 @@ func (n *Node) warm(b *box) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.abandonLocked(b, k)
 	b.kernel, b.cold = k, nil
 	n.litter.Store(true)
 	n.standLocked(b, sandbox.Awake, false)
 	n.goLocked(func() { n.watch(b, k) })
 	return nil
+}
+
+// abandonLocked ends what waits for a sandbox to wake, unless it goes on in k.
+func (n *Node) abandonLocked(b *box, k runtime.Kernel) {
+	if b.waiting != nil && (k == nil || k.Guest() != b.waiting) {
+		b.waiting.Abandon()
+	}
+	b.waiting = nil
 }
 
 // entryOf is b's record with another kernel.

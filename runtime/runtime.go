@@ -102,6 +102,10 @@ type Container struct {
 	Env       map[string]string // over the image's
 	Resources sandbox.Resources
 	Volumes   []Volume // no target in another
+
+	// Guest is of the kernel that a checkpoint being restored was made of, and
+	// outlived it: a driver that can makes it the new kernel's. nil = none.
+	Guest *guest.Client
 }
 
 // Volume is a host directory in a container. Its content outlives every

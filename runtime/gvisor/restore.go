@@ -109,6 +109,10 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 	if err := k.guest.Rekey(ctx, secret, guest.Container{Env: environ(c), Pids: c.Resources.Pids}); err != nil {
 		return fmt.Errorf("giving the guest its secret: %w", err)
 	}
+	if c.Guest != nil {
+		c.Guest.MoveTo(k.guest)
+		k.guest = c.Guest
+	}
 	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
 		return err
 	}
