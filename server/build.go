@@ -255,9 +255,10 @@ func (b *build) isReady(ctx context.Context, g Guest, n int) (bool, error) {
 
 // listens says whether something inside accepts connections on a TCP port. It
 // reads the kernel's own table: an image need not hold a program that could
-// try.
+// try. By way of init: who reads for us is no process of the container, and
+// /proc/net is a link to /proc/self.
 func listens(ctx context.Context, g Guest, port int) (bool, error) {
-	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+	for _, table := range []string{"/proc/1/net/tcp", "/proc/1/net/tcp6"} {
 		data, _, err := g.ReadFile(ctx, table, 0, maxSockets)
 		if errors.Is(err, sandbox.ErrNotFound) {
 			continue // a kernel without IPv6

@@ -294,7 +294,7 @@ func (g *fakeGuest) Start(ctx context.Context, spec sandbox.ProcessSpec, offset 
 		case "sleep":
 			p.printLocked([]byte("sleeping\n"))
 		case "serve": // becomes ready by listening on a port, given in hexadecimal
-			g.files["/proc/net/tcp"] = []byte("  sl  local_address rem_address   st\n   0: 00000000:" + arg + " 00000000:0000 0A 0\n")
+			g.files["/proc/1/net/tcp"] = []byte("  sl  local_address rem_address   st\n   0: 00000000:" + arg + " 00000000:0000 0A 0\n")
 			p.printLocked([]byte("serving\n"))
 		case "crash":
 			p.printLocked([]byte(arg + "\n"))
