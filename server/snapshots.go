@@ -178,7 +178,9 @@ func (s *Server) takeSnapshot(ctx context.Context, id string, t taking, progress
 			return snap, false, paused, &sandbox.Error{Class: sandbox.Conflict, Msg: "sandbox " + id + " has not changed since a snapshot that was deleted meanwhile", Hint: "ask again"}
 		case err != nil:
 			return snap, false, paused, err
-		case !old.Hidden && old.Kind == t.kind && old.Path == t.path && (t.name == "" || t.name == old.Name) && (len(t.labels) == 0 || maps.Equal(t.labels, old.Labels)):
+		case old.Kind != t.kind || old.Path != t.path:
+			return snap, false, paused, sandbox.Errorf(sandbox.Internal, "", "the node says that a %s snapshot is the same as %s, which is of kind %s", t.kind, old.ID, old.Kind)
+		case !old.Hidden && (t.name == "" || t.name == old.Name) && (len(t.labels) == 0 || maps.Equal(t.labels, old.Labels)):
 			return old, true, paused, s.afterSnapshot(ctx, sb, old, t.stop)
 		}
 		// A name or labels of its own were asked for: a record of its own, of
