@@ -188,6 +188,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 
 	root.AddGroup(
 		&cobra.Group{ID: "sandbox", Title: "Sandboxes:"},
+		&cobra.Group{ID: "state", Title: "Snapshots, templates and volumes:"},
 		&cobra.Group{ID: "admin", Title: "Images and keys:"},
 		&cobra.Group{ID: "server", Title: "This machine:"},
 	)
@@ -199,6 +200,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 	}
 	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
 		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.rmCmd())
+	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
 	add("admin", a.imageCmd(), a.keyCmd())
 	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.infoCmd(), a.versionCmd())
 	root.AddCommand(a.reapCmd(), a.tourCmd(), a.healthCmd())

@@ -22,9 +22,14 @@ type specFlags struct {
 	env         keyValues
 	labels      keyValues
 	idem        string
+	onIdle      string
+	snapshot    string
+	template    string
+	volumes     volumeMounts
 }
 
-func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
+// addMachineFlags are those of the machine itself, which a template has too.
+func (a *app) addMachineFlags(cmd *cobra.Command, f *specFlags) {
 	f.env.bare = func(k string) (string, bool) { v := a.Getenv(k); return v, v != "" }
 	fs := cmd.Flags()
 	fs.StringVar(&f.image, "image", "", "image name or reference (default base)")
@@ -34,10 +39,22 @@ func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
 	fs.Var(&f.memoryLimit, "memory-limit", "memory at which the sandbox ends with oom (default: --memory)")
 	fs.Var(&f.disk, "disk", "size of the writable layer (server default 10GiB)")
 	fs.Int64Var(&f.pids, "pids", 0, "processes and threads inside (server default 1024)")
-	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h (default: never)")
-	fs.Var(&f.idle, "idle-timeout", "end it after this long with no call and no process (default: never)")
 	fs.VarP(&f.env, "env", "e", "variable for every process; KEY alone takes the local value (repeatable)")
 	fs.VarP(&f.labels, "label", "l", "label to find it by (repeatable)")
+	fs.StringVar(&f.snapshot, "snapshot", "", "start from this snapshot instead of an image: name or id")
+	_ = cmd.RegisterFlagCompletionFunc("snapshot", a.snapshotNames(0))
+}
+
+func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
+	a.addMachineFlags(cmd, f)
+	fs := cmd.Flags()
+	fs.StringVar(&f.template, "template", "", "start from this template instead of an image: NAME or NAME@VERSION")
+	_ = cmd.RegisterFlagCompletionFunc("template", a.templateNames)
+	fs.Var(&f.volumes, "volume", "put a volume into it: NAME:PATH[:rw|ro|shared] (repeatable)")
+	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h (default: never)")
+	fs.Var(&f.idle, "idle-timeout", "end or pause it after this long with no call and no process (default: never)")
+	fs.StringVar(&f.onIdle, "on-idle", "", "what --idle-timeout does: kill (default) or pause")
+	_ = cmd.RegisterFlagCompletionFunc("on-idle", cobra.FixedCompletions([]string{"kill", "pause"}, cobra.ShellCompDirectiveNoFileComp))
 	fs.StringVar(&f.idem, "idempotency-key", "", "the same key returns the same sandbox, however often it is sent")
 }
 
@@ -50,6 +67,7 @@ func (f *specFlags) request() *covev1.CreateSandboxRequest {
 				Cpu: f.cpu, Memory: int64(f.memory), MemoryLimit: int64(f.memoryLimit), Disk: int64(f.disk), Pids: f.pids,
 			},
 			Env: f.env.m, Labels: f.labels.m, Timeout: f.timeout.proto(), IdleTimeout: f.idle.proto(),
+			OnIdle: f.onIdle, Snapshot: f.snapshot, Template: f.template, Volumes: f.volumes.list,
 		},
 	}
 }
@@ -61,7 +79,8 @@ func (a *app) createCmd() *cobra.Command {
 		Use:   "create [IMAGE]",
 		Short: "Create a sandbox and print its id",
 		Example: `  id=$(cove create --memory 1GiB --timeout 1h --label run=7)
-  cove create python:3.12 --json`,
+  cove create python:3.12 --json
+  cove create --snapshot warm --volume data:/data --idle-timeout 10m --on-idle pause`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.imageNames,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -51,7 +51,13 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 	msg, hint := a.explain(err)
 	fmt.Fprintln(a.Stderr, "cove: "+escape(msg))
 	if hint != "" {
-		fmt.Fprintln(a.Stderr, "hint: "+hint)
+		// A failed build's hint holds what code inside printed, in lines.
+		for i, line := range strings.Split(hint, "\n") {
+			if i == 0 {
+				line = "hint: " + line
+			}
+			fmt.Fprintln(a.Stderr, escape(line))
+		}
 	}
 	var wrong *usageError
 	switch {

@@ -48,6 +48,8 @@ type fakeAPI struct {
 	tarOut    []byte               // what GET tar answers
 	queries   []string             // of bulk calls
 	listed    []*covev1.ListSandboxesRequest
+
+	fakeState
 }
 
 type fakeFile struct {
@@ -75,6 +77,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.Handle(covev1.NewImagesHandler(fakeImages{f}, opt))
 	mux.Handle(covev1.NewKeysHandler(fakeKeys{f}, opt))
 	mux.Handle(covev1.NewSystemHandler(fakeSystem{f}, opt))
+	f.handleState(mux, opt)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/v1/sandboxes/{id}/files", f.bulkFile)
 	mux.HandleFunc("/v1/sandboxes/{id}/tar", f.bulkTar)

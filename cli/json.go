@@ -29,13 +29,20 @@ type sandboxJSON struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	TimeoutS    float64           `json:"timeout_s,omitempty"`
 	IdleS       float64           `json:"idle_timeout_s,omitempty"`
+	OnIdle      string            `json:"on_idle,omitempty"`
+	Snapshot    string            `json:"snapshot,omitempty"`
+	Template    string            `json:"template,omitempty"`
+	Volumes     []mountJSON       `json:"volumes,omitempty"`
+	Parent      string            `json:"parent,omitempty"`
+	Ancestors   []string          `json:"ancestors,omitempty"`
+	Standby     string            `json:"standby,omitempty"`
 	CreatedAt   time.Time         `json:"created_at,omitzero"`
 	ExpiresAt   time.Time         `json:"expires_at,omitzero"`
 	End         *endJSON          `json:"end,omitempty"`
 
 	// Of the call that returned it.
 	Existed   bool    `json:"existed,omitempty"`     // create: the idempotency key had been used
-	NodeTimeS float64 `json:"node_time_s,omitempty"` // create, reset: what the node itself took
+	NodeTimeS float64 `json:"node_time_s,omitempty"` // create, reset, restore, resume: what the node itself took
 }
 
 func toSandboxJSON(s *covev1.Sandbox) sandboxJSON {
@@ -46,6 +53,8 @@ func toSandboxJSON(s *covev1.Sandbox) sandboxJSON {
 		CPU: r.GetCpu(), Memory: r.GetMemory(), MemoryLimit: r.GetMemoryLimit(), Disk: r.GetDisk(), Pids: r.GetPids(),
 		Env: s.GetSpec().GetEnv(), Labels: s.GetSpec().GetLabels(),
 		TimeoutS: s.GetSpec().GetTimeout().AsDuration().Seconds(), IdleS: s.GetSpec().GetIdleTimeout().AsDuration().Seconds(),
+		OnIdle: s.GetSpec().GetOnIdle(), Snapshot: s.GetSpec().GetSnapshot(), Template: s.GetSpec().GetTemplate(), Volumes: toMountsJSON(s.GetSpec().GetVolumes()),
+		Parent: s.GetParent(), Ancestors: s.GetAncestors(), Standby: s.GetStandby(),
 		CreatedAt: timeOf(s.GetCreatedAt()), ExpiresAt: timeOf(s.GetExpiresAt()), End: toEndJSON(s.GetEnd()),
 	}
 }

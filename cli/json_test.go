@@ -24,7 +24,10 @@ func TestTheDocumentedJSONIsTheJSON(t *testing.T) {
 		sections[name] = body
 	}
 	for section, types := range map[string][]any{
-		"sandbox": {sandboxJSON{}}, "end": {endJSON{}}, "processes": {psJSON{}, processJSON{}, taskJSON{}}, "detached": {detachedJSON{}},
+		"sandbox": {sandboxJSON{}, mountJSON{}}, "fork": {forkJSON{}, errorJSON{}}, "snapshot": {snapshotJSON{}}, "deleted": {deletedJSON{}},
+		"pruned": {prunedJSON{}, prunedSnapshotJSON{}}, "verified": {verifiedJSON{}}, "tree": {treeJSON{}}, "template": {templateJSON{}},
+		"volume": {volumeJSON{}, holderJSON{}}, "file": {fileJSON{}},
+		"end": {endJSON{}}, "processes": {psJSON{}, processJSON{}, taskJSON{}}, "detached": {detachedJSON{}},
 		"stats": {statsJSON{}}, "image": {imageJSON{}}, "prune": {pruneJSON{}}, "key": {keyJSON{}}, "info": {infoJSON{}, capacityJSON{}},
 		"check": {doctor.Result{}}, "version": {versionJSON{}},
 	} {

@@ -50,6 +50,9 @@ func (a *app) lsCmd() *cobra.Command {
 				if s.GetEnd() != nil {
 					state += " (" + cut(endText(s.GetEnd()), 40) + ")"
 				}
+				if s.GetStandby() != "" {
+					state = "paused (" + s.GetStandby() + ")"
+				}
 				expires := "never"
 				if s.GetExpiresAt() != nil {
 					expires = "in " + formatDuration(timeOf(s.GetExpiresAt()).Sub(now))

@@ -14,7 +14,7 @@ type Class string
 
 const (
 	Invalid         Class = "invalid_argument"    // a field is wrong; Field names it
-	NotFound        Class = "not_found"           // no such sandbox, process, file, key
+	NotFound        Class = "not_found"           // no such sandbox, process, file, key, snapshot, template, volume
 	ImageNotFound   Class = "image_not_found"     // no such image here or in the registry
 	AlreadyExists   Class = "already_exists"      // the name or id is taken by something different
 	Unauthenticated Class = "unauthenticated"     // no key or a wrong one

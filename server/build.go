@@ -306,15 +306,6 @@ func (b *build) freeze(ctx context.Context, sb sandbox.Sandbox) (tpl sandbox.Tem
 		return tpl, snap, b.explain(ctx, sb.ID, err)
 	}
 	snap = b.newSnapshot(sb, taking{kind: sandbox.MemorySnapshot}, c)
-	if c.Same != "" {
-		// Nothing happened since what it was started from: the same content.
-		old, err := b.store.SnapshotByManifest(ctx, c.Same)
-		if err != nil {
-			return tpl, snap, err
-		}
-		snap.Content = old.Content
-		snap.Content.Stored = 0
-	}
 	snap.Hidden, snap.Spec = true, b.tpl.Spec
 	b.tpl.CreatedAt = snap.CreatedAt
 	if tpl, err = b.store.CreateTemplateVersion(ctx, b.tpl, snap); err != nil {

@@ -130,7 +130,7 @@ func (n *fakeNode) Snapshot(ctx context.Context, id string, r SnapshotRequest) (
 	c = sandbox.Content{Size: 1000, Stored: 10, Build: "fake"}
 	switch {
 	case r.Keep && g.clean != "" && r.Kind == sandbox.MemorySnapshot:
-		c = sandbox.Content{Same: g.clean}
+		c.Manifest, c.Same, c.Stored = g.clean, g.clean, 0
 	case r.Keep:
 		c.Manifest = fmt.Sprintf("m%d", n.made)
 		n.frozen[c.Manifest] = g.freeze(r.Kind)

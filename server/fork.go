@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"connectrpc.com/connect"
@@ -126,27 +125,14 @@ func (s *Server) forkLive(ctx context.Context, id string) (b birth, paused time.
 		drop()
 		return b, 0, nil, s.explain(ctx, id, err)
 	}
-	letGo := func() {
-		s.owe("release what "+id+" was forked from", func(ctx context.Context) error { return s.node.Release(ctx, c) })
-	}
 	from := s.newSnapshot(sb, taking{kind: sandbox.MemorySnapshot}, c)
-	if c.Same != "" {
-		// Nothing happened since a snapshot that is kept: the children are made
-		// of that one. end is called after them, so nothing collects it.
-		old, err := s.store.SnapshotByManifest(ctx, c.Same)
-		if err != nil {
-			end()
-			drop()
-			if errors.Is(err, sandbox.ErrNotFound) {
-				err = &sandbox.Error{Class: sandbox.Conflict, Msg: "sandbox " + id + " has not changed since a snapshot that was deleted meanwhile", Hint: "ask again"}
-			}
-			return b, 0, nil, err
-		}
-		from, letGo = old, func() {}
-	}
 	b = birth{spec: sb.Spec, img: img, from: &from, lineage: sb.Lineage.Below(sb.ID)}
 	b.spec.Snapshot, b.spec.Template = "", "" // it comes from neither; its lineage says from what
-	return b, paused, func() { letGo(); end(); drop() }, nil
+	return b, paused, func() {
+		s.owe("release what "+id+" was forked from", func(ctx context.Context) error { return s.node.Release(ctx, c) })
+		end() // only now: content of a sandbox on standby, or of an earlier snapshot, is not collected before
+		drop()
+	}, nil
 }
 
 func (s *Server) forkSnapshot(ctx context.Context, ref string) (b birth, release func(), err error) {

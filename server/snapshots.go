@@ -172,19 +172,17 @@ func (s *Server) takeSnapshot(ctx context.Context, id string, t taking, progress
 	}
 	snap = s.newSnapshot(sb, t, c)
 	if c.Same != "" {
-		old, err := s.store.SnapshotByManifest(ctx, c.Same)
+		old, found, err := s.recordOf(ctx, id, t, c.Same)
 		switch {
-		case errors.Is(err, sandbox.ErrNotFound):
-			return snap, false, paused, &sandbox.Error{Class: sandbox.Conflict, Msg: "sandbox " + id + " has not changed since a snapshot that was deleted meanwhile", Hint: "ask again"}
 		case err != nil:
 			return snap, false, paused, err
-		case !old.Hidden && old.Kind == t.kind && old.Path == t.path && (t.name == "" || t.name == old.Name) && (len(t.labels) == 0 || maps.Equal(t.labels, old.Labels)):
+		case found && (t.name == "" || t.name == old.Name) && (len(t.labels) == 0 || maps.Equal(t.labels, old.Labels)):
 			return old, true, paused, s.afterSnapshot(ctx, sb, old, t.stop)
 		}
-		// A name or labels of its own were asked for: a record of its own, of
-		// the same content, which costs nothing.
-		snap.Content, unchanged = old.Content, true
-		snap.Content.Stored = 0
+		// A name or labels of its own were asked for, or the old record was
+		// deleted and its content not collected yet (it cannot be while we are
+		// here): a record of its own, of the same content, which costs nothing.
+		unchanged = found
 	}
 	if got, err := s.store.CreateSnapshot(ctx, snap); err == nil {
 		snap = got
@@ -197,7 +195,31 @@ func (s *Server) takeSnapshot(ctx context.Context, id string, t taking, progress
 	return snap, unchanged, paused, s.afterSnapshot(ctx, sb, snap, t.stop)
 }
 
+// recordOf finds the newest record of some content that a sandbox was frozen
+// into before. Another sandbox's may have the same content by chance, and
+// another image under it.
+func (s *Server) recordOf(ctx context.Context, id string, t taking, manifest string) (snap sandbox.Snapshot, found bool, err error) {
+	f := store.SnapshotFilter{Sandbox: id, Kind: t.kind}
+	for {
+		page, next, err := s.store.ListSnapshots(ctx, f)
+		if err != nil {
+			return snap, false, err
+		}
+		for _, snap := range page {
+			if snap.Content.Manifest == manifest && snap.Path == t.path {
+				return snap, true, nil
+			}
+		}
+		if next == "" {
+			return snap, false, nil
+		}
+		f.PageToken = next
+	}
+}
+
+// newSnapshot is a record of content that was just made of sb.
 func (s *Server) newSnapshot(sb sandbox.Sandbox, t taking, c sandbox.Content) sandbox.Snapshot {
+	c.Same = ""
 	return sandbox.Snapshot{
 		ID:        sandbox.NewID(s.cfg.Rand),
 		Name:      t.name,

@@ -173,6 +173,23 @@ func TestASnapshotOfNothingNewIsTheOldOne(t *testing.T) {
 	}
 }
 
+// The record went, its content did not yet: a new record is made over it, and
+// what was about to be collected stays.
+func TestASnapshotOfWhatIsBeingCollected(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	s1 := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
+	if _, err := w.store.DeleteSnapshot(t.Context(), s1.Id); err != nil {
+		t.Fatal(err)
+	}
+	ev, err := w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
+	if err != nil || ev.Snapshot.Id == s1.Id || ev.Unchanged {
+		t.Fatalf("%+v, %v", ev, err)
+	}
+	w.settled()
+	w.create(&covev1.SandboxSpec{Snapshot: ev.Snapshot.Id})
+}
+
 func TestStoppedByASnapshot(t *testing.T) {
 	w := newWorld(t)
 	a := w.create(nil)

@@ -14,9 +14,6 @@ type Snapshots interface {
 	CreateSnapshot(ctx context.Context, s sandbox.Snapshot) (sandbox.Snapshot, error)
 	// GetSnapshot finds by exact name or by id; the id wins. Hidden ones too.
 	GetSnapshot(ctx context.Context, nameOrID string) (sandbox.Snapshot, error)
-	// SnapshotByManifest finds the newest record of some content: what is not
-	// hidden before what is.
-	SnapshotByManifest(ctx context.Context, manifest string) (sandbox.Snapshot, error)
 	// ListSnapshots pages through newest first (CreatedAt, then ID).
 	ListSnapshots(ctx context.Context, f SnapshotFilter) (snaps []sandbox.Snapshot, next string, err error)
 	// SetSnapshotImage remembers the image that was prepared of a snapshot.

@@ -109,7 +109,7 @@ func TestRoundTrips(t *testing.T) {
 		if s.ID != "" { // what stays on the server's side
 			s.Hidden = true
 			s.Content = sandbox.Content{Manifest: "text", Size: s.Content.Size, Stored: s.Content.Stored, Same: "text", Base: "text", Image: "text",
-				Checkpoint: []byte{2, 2}, Build: s.Content.Build}
+				Plain: "text", Needs: []string{"text", "text"}, Build: s.Content.Build}
 		}
 		return s
 	})

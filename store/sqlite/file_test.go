@@ -562,3 +562,46 @@ func TestListUsesItsIndexes(t *testing.T) {
 		}
 	}
 }
+
+// A database of the first release opens with all it holds.
+func TestSchemaOneIsBroughtUp(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cove.db")
+	db, err := openDB(path, "_txlock=immediate")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := migrations.ReadFile("migrations/0001_init.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range []string{
+		string(text), `CREATE TABLE schema_version (version BIGINT NOT NULL PRIMARY KEY)`, `INSERT INTO schema_version (version) VALUES (1)`,
+		`INSERT INTO sandboxes (id, ended, state, image_id, created_at, ended_at, version, record)
+			VALUES ('old', 0, 'running', 'sha256:1', 1, 0, 1, '{"id":"old","state":"running","image_id":"sha256:1","spec":{"image":"base"}}')`,
+	} {
+		if _, err := db.Exec(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if sb, err := s.GetSandbox(t.Context(), "old"); err != nil || sb.Spec.Image != "base" || sb.Lineage.Parent != "" {
+		t.Errorf("%+v, %v", sb, err)
+	}
+	snap := sandbox.Snapshot{ID: "s", Kind: sandbox.MemorySnapshot, Sandbox: "old", Content: sandbox.Content{Manifest: "m"}}
+	if _, err := s.CreateSnapshot(t.Context(), snap); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.UpdateSandbox(t.Context(), "old", func(sb *sandbox.Sandbox) error { sb.Lineage = sb.Lineage.Below("s"); return nil }); err != nil {
+		t.Error(err)
+	}
+	if tree, err := s.Tree(t.Context(), "s"); err != nil || len(tree.Sandboxes) != 1 {
+		t.Errorf("%+v, %v", tree, err)
+	}
+}

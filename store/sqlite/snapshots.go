@@ -85,19 +85,6 @@ func (s *Store) GetSnapshot(ctx context.Context, nameOrID string) (sandbox.Snaps
 	return decodeSnapshot(id, name, record)
 }
 
-// SnapshotByManifest implements store.Snapshots.
-func (s *Store) SnapshotByManifest(ctx context.Context, manifest string) (sandbox.Snapshot, error) {
-	var id, name, record string
-	err := s.readRow(ctx, snapshotRow+` WHERE manifest = ? ORDER BY hidden, created_at DESC, id DESC LIMIT 1`, []any{manifest}, &id, &name, &record)
-	if errors.Is(err, sql.ErrNoRows) {
-		return sandbox.Snapshot{}, &sandbox.Error{Class: sandbox.NotFound, Msg: "no snapshot has this content"}
-	}
-	if err != nil {
-		return sandbox.Snapshot{}, s.fault(ctx, "snapshot_by_manifest", err)
-	}
-	return decodeSnapshot(id, name, record)
-}
-
 // ListSnapshots implements store.Snapshots.
 func (s *Store) ListSnapshots(ctx context.Context, f store.SnapshotFilter) (snaps []sandbox.Snapshot, next string, err error) {
 	size := f.PageSize

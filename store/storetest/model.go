@@ -24,6 +24,8 @@ type model struct {
 	images    map[string]sandbox.Image
 	names     map[string]string // → image id
 	keys      map[string]store.Key
+
+	stateModel
 }
 
 type idemUse struct{ hash, id string }
@@ -46,14 +48,17 @@ func checkModel(t *testing.T, open func(t *testing.T) store.Store) {
 		st := open(t)
 		defer st.Close()
 		m := &model{t: t, st: st, sandboxes: map[string]sandbox.Sandbox{}, idem: map[string]idemUse{},
-			images: map[string]sandbox.Image{}, names: map[string]string{}, keys: map[string]store.Key{}}
-		rt.Repeat(map[string]func(*rapid.T){
+			images: map[string]sandbox.Image{}, names: map[string]string{}, keys: map[string]store.Key{},
+			stateModel: newStateModel()}
+		actions := map[string]func(*rapid.T){
 			"create": m.create, "byKey": m.byKey, "get": m.get, "list": m.list, "update": m.update, "end": m.end,
 			"forget": m.forget, "forgetEnded": m.forgetEnded,
 			"putImage": m.putImage, "getImage": m.getImage, "listImages": m.listImages,
 			"removeName": m.removeName, "removeImage": m.removeImage,
 			"createKey": m.createKey, "keyByHash": m.keyByHash, "listKeys": m.listKeys, "revokeKey": m.revokeKey, "touchKey": m.touchKey,
-		})
+		}
+		maps.Copy(actions, m.stateActions())
+		rt.Repeat(actions)
 	})
 }
 
@@ -74,6 +79,7 @@ func (m *model) create(rt *rapid.T) {
 	sb.State = rapid.SampledFrom([]sandbox.State{sandbox.Creating, sandbox.Running}).Draw(rt, "state")
 	sb.Spec.Labels = genLabels.Draw(rt, "labels")
 	sb.ImageID = genImage.Draw(rt, "image")
+	sb.Lineage = genLineage(rt)
 	idem := store.Idempotency{Key: genKey.Draw(rt, "key"), Hash: genHash.Draw(rt, "hash")}
 
 	got, existed, err := m.st.CreateSandbox(m.t.Context(), sb, idem)
@@ -294,6 +300,9 @@ func (m *model) removeImage(rt *rapid.T) {
 	used := len(m.image(id).Names) > 0
 	for _, sb := range m.sandboxes {
 		used = used || sb.State != sandbox.EndedState && sb.ImageID == id
+	}
+	for _, s := range m.snapshots {
+		used = used || slices.Contains(store.ImagesOf(s), id)
 	}
 	switch {
 	case !ok:

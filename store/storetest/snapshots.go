@@ -72,11 +72,6 @@ var snapshotCases = []scenario{
 		same(t, "returned", keep(t, st, s), s)
 		checkSnapshot(t, st, "a", s)
 		checkSnapshot(t, st, "warm", s)
-		got, err := st.SnapshotByManifest(t.Context(), "m-a")
-		if err != nil {
-			t.Fatal(err)
-		}
-		same(t, "by content", got, s)
 	}},
 
 	{"a missing snapshot is not_found", func(t *testing.T, st store.Store) {
@@ -92,8 +87,6 @@ var snapshotCases = []scenario{
 		}
 		_, err := st.DeleteSnapshot(t.Context(), "warm")
 		fails(t, "a name is not an id", err, sandbox.ErrNotFound)
-		_, err = st.SnapshotByManifest(t.Context(), "m-b")
-		fails(t, "by content", err, sandbox.ErrNotFound)
 	}},
 
 	{"what is no snapshot is refused", func(t *testing.T, st store.Store) {
@@ -203,17 +196,6 @@ var snapshotCases = []scenario{
 		_, err = st.DeleteSnapshot(t.Context(), "a")
 		fails(t, "again", err, sandbox.ErrNotFound)
 		keep(t, st, one) // nothing of it is in the way
-	}},
-
-	{"the newest record of some content is found, hidden ones last", func(t *testing.T, st store.Store) {
-		for i, id := range []string{"a", "b", "c"} {
-			s := newSnapshot(id, i)
-			s.Content.Manifest, s.Hidden = "m", id == "c"
-			keep(t, st, s)
-		}
-		if got, err := st.SnapshotByManifest(t.Context(), "m"); err != nil || got.ID != "b" {
-			t.Errorf("%s, %v", got.ID, err)
-		}
 	}},
 
 	{"an image that a snapshot needs does not go", func(t *testing.T, st store.Store) {

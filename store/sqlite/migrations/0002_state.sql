@@ -14,7 +14,6 @@ CREATE TABLE snapshots (
 );
 CREATE INDEX snapshots_by_age ON snapshots (hidden, created_at, id);
 CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox_id, hidden, created_at, id);
-CREATE INDEX snapshots_by_manifest ON snapshots (manifest);
 
 CREATE TABLE snapshot_labels (
     snapshot_id TEXT NOT NULL REFERENCES snapshots (id) ON DELETE CASCADE,
