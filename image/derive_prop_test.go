@@ -35,8 +35,6 @@ type modelFile struct {
 // model is what is at each path ("a/b"), without the root.
 type model map[string]*modelFile
 
-func (m model) hasDir(p string) bool { return p == "" || m[p] != nil && m[p].typ == erofs.TypeDir }
-
 // remove takes a path and all below it away.
 func (m model) remove(p string) {
 	for q := range m {

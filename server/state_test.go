@@ -630,7 +630,8 @@ func TestTemplates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !st.Receive() || !st.Receive() || string(st.Msg().GetOutput().GetData()) != "serving\n" {
+	started := st.Receive()
+	if printed := st.Receive(); !started || !printed || string(st.Msg().GetOutput().GetData()) != "serving\n" {
 		t.Errorf("the start command does not run there: %v, %v", st.Msg(), st.Err())
 	}
 	_ = st.Close()
