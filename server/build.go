@@ -255,22 +255,22 @@ func (b *build) isReady(ctx context.Context, g Guest, n int) (bool, error) {
 
 // listens says whether something inside accepts connections on a TCP port. It
 // reads the kernel's own table: an image need not hold a program that could
-// try. By way of init: who reads for us is no process of the container, and
-// /proc/net is a link to /proc/self.
+// try. Init's, because /proc/net is that of whoever reads, and the guest is no
+// process of the container: to it there is none.
 func listens(ctx context.Context, g Guest, port int) (bool, error) {
-	for _, table := range []string{"/proc/1/net/tcp", "/proc/1/net/tcp6"} {
+	var missing error
+	for _, table := range []string{"/proc/1/net/tcp6", "/proc/1/net/tcp"} {
 		data, _, err := g.ReadFile(ctx, table, 0, maxSockets)
-		if errors.Is(err, sandbox.ErrNotFound) {
-			continue // a kernel without IPv6
-		}
-		if err != nil {
+		missing = err
+		switch {
+		case errors.Is(err, sandbox.ErrNotFound): // a kernel without IPv6 has only the other
+		case err != nil:
 			return false, err
-		}
-		if hasListener(string(data), port) {
+		case hasListener(string(data), port):
 			return true, nil
 		}
 	}
-	return false, nil
+	return false, missing // waiting for a port nobody can see would be for nothing
 }
 
 // hasListener reads a table like

@@ -113,7 +113,8 @@ func (n *fakeNode) endLocked(g *fakeGuest, end sandbox.End) {
 // die is a sandbox ending by itself.
 func (n *fakeNode) die(id string, cause sandbox.Cause) {
 	n.mu.Lock()
-	n.endLocked(n.live[id], sandbox.End{Cause: cause, Detail: "by itself"})
+	// With a time: the server forgets ends of long ago when it starts.
+	n.endLocked(n.live[id], sandbox.End{Cause: cause, Detail: "by itself", At: time.Now().UTC()})
 	n.mu.Unlock()
 	n.ended <- id
 }
@@ -434,6 +435,9 @@ func (g *fakeGuest) content(p string) ([]byte, sandbox.FileInfo, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	data, ok := g.files[p]
+	if !ok && p == "/proc/1/net/tcp" {
+		data, ok = []byte("  sl  local_address rem_address   st\n"), true
+	}
 	if !ok {
 		return nil, sandbox.FileInfo{}, sandbox.Errorf(sandbox.NotFound, "guest.file", "no file %s", p)
 	}

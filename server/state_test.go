@@ -665,6 +665,19 @@ func TestTemplates(t *testing.T) {
 	w.read(sb.Id, "/etc/passwd")
 }
 
+func TestPortsOfATable(t *testing.T) {
+	const table = "  sl  local_address rem_address   st tx_queue\n" +
+		"   3: 0100007F:C33F 00000000:0000 0A 00000000:00000000\n" +
+		"   4: 0100007F:1F90 0100007F:688D 01 00000000:00000000\n" +
+		"   5: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A\n" +
+		" garbage\n"
+	for port, want := range map[int]bool{0xC33F: true, 80: true, 8080: false, 0x688D: false, 0xC33: false, 0: false, 0x33F: false} {
+		if got := hasListener(table, port); got != want {
+			t.Errorf("port %d: %v", port, got)
+		}
+	}
+}
+
 // A build that fails leaves no sandbox, no record, no content and no version.
 func TestAFailedBuildLeavesNothing(t *testing.T) {
 	for name, tc := range map[string]struct {
