@@ -76,15 +76,20 @@ func (b *contentBook) begin(ctx context.Context) (end func(), err error) {
 // use keeps content until release. The caller asks the store afterwards whether
 // the record is still there: a collection lists the records first and what is
 // in use second, so one of the two sees it.
-func (b *contentBook) use(manifest string) (release func()) {
+func (b *contentBook) use(c sandbox.Content) (release func()) {
+	all := append([]string{c.Manifest}, c.Needs...)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.using[manifest]++
+	for _, m := range all {
+		b.using[m]++
+	}
 	return sync.OnceFunc(func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if b.using[manifest]--; b.using[manifest] == 0 {
-			delete(b.using, manifest)
+		for _, m := range all {
+			if b.using[m]--; b.using[m] == 0 {
+				delete(b.using, m)
+			}
 		}
 	})
 }

@@ -119,7 +119,7 @@ func (s *Server) useSnapshot(ctx context.Context, ref string) (snap sandbox.Snap
 	if err != nil {
 		return snap, nil, err
 	}
-	release = s.content.use(snap.Content.Manifest)
+	release = s.content.use(snap.Content)
 	// Again, now that it is held: it may have been deleted in between.
 	if snap, err = s.findSnapshot(ctx, snap.ID); err != nil {
 		release()
@@ -171,7 +171,7 @@ func (s *Server) prepare(ctx context.Context, snap sandbox.Snapshot) (imageID st
 		p = &preparing{done: make(chan struct{})}
 		b.byID[snap.ID] = p
 		// Whoever waits may leave; the content stays held for as long as it takes.
-		release := s.content.use(snap.Content.Manifest)
+		release := s.content.use(snap.Content)
 		go func() {
 			defer release()
 			p.id, p.err = s.makeImage(snap)

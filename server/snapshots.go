@@ -240,7 +240,7 @@ func (s *Server) newSnapshot(sb sandbox.Sandbox, t taking, c sandbox.Content) sa
 // not be written: the content is all that is left of it, so it is kept and the
 // record is owed.
 func (s *Server) rescue(ctx context.Context, sb sandbox.Sandbox, snap sandbox.Snapshot, cause error) error {
-	release := s.content.use(snap.Content.Manifest)
+	release := s.content.use(snap.Content)
 	s.owe("record snapshot "+snap.ID, func(ctx context.Context) error {
 		_, err := s.store.CreateSnapshot(ctx, snap)
 		if err != nil && !errors.Is(err, sandbox.ErrAlreadyExists) {
