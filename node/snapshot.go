@@ -82,11 +82,11 @@ func (n *Node) snapshotMemory(ctx context.Context, b *box, r SnapshotRequest) (c
 		return c, 0, nil
 	}
 	if r.Keep && !r.Stop {
-		if m, ok := n.sameAs(b, r); ok {
+		if m, ok := n.sameAs(b, r, 0); ok {
 			return m, 0, nil
 		}
 	}
-	touched, quiet := n.quiet(ctx, b, k)
+	touched, quiet := n.quiet(ctx, b, k, 0)
 	if r.Stop && was == sandbox.Awake {
 		// Nothing may happen between the state and the end.
 		if err := n.freeze(b, true, false); err != nil {
@@ -182,14 +182,14 @@ func (n *Node) snapshotFiles(ctx context.Context, id string, r SnapshotRequest) 
 	}
 	defer giveBack()
 	if !r.Stop {
-		if m, ok := n.sameAs(b, r); ok {
+		if m, ok := n.sameAs(b, r, 1); ok {
 			return m, 0, nil
 		}
 	}
 	n.mu.Lock()
 	k, base, user := b.kernel, b.sb.ImageID, b.image.User
 	n.mu.Unlock()
-	touched, quiet := n.quiet(ctx, b, k)
+	touched, quiet := n.quiet(ctx, b, k, 1)
 	f, err := n.states.spool()
 	if err != nil {
 		return c, 0, err
@@ -231,12 +231,13 @@ func (n *Node) snapshotFiles(ctx context.Context, id string, r SnapshotRequest) 
 	return c, paused, nil
 }
 
-// quiet says whether nothing but a call can change the sandbox from now on, and
-// how many may have until now. Who cannot say does not know.
-func (n *Node) quiet(ctx context.Context, b *box, k runtime.Kernel) (touched int64, quiet bool) {
+// quiet says whether nothing but a new call can change the sandbox from now on,
+// and how many may have until now. One under way, beside our own, still can.
+// Who cannot say does not know.
+func (n *Node) quiet(ctx context.Context, b *box, k runtime.Kernel, own int) (touched int64, quiet bool) {
 	n.mu.Lock()
 	touched = b.touched
-	quiet = b.active <= 1 && b.sb.Standby == sandbox.Awake // one is ours, of files
+	quiet = b.active <= own && b.sb.Standby == sandbox.Awake
 	n.mu.Unlock()
 	if !quiet {
 		return touched, false
@@ -256,11 +257,11 @@ func (n *Node) quiet(ctx context.Context, b *box, k runtime.Kernel) (touched int
 }
 
 // sameAs is the snapshot that one would be made anew.
-func (n *Node) sameAs(b *box, r SnapshotRequest) (sandbox.Content, bool) {
+func (n *Node) sameAs(b *box, r SnapshotRequest, own int) (sandbox.Content, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	m, ok := b.same[r.Kind]
-	if !ok || m.touched != b.touched || m.path != r.Path || b.active > 1 {
+	if !ok || m.touched != b.touched || m.path != r.Path || b.active > own {
 		return sandbox.Content{}, false
 	}
 	// It may have been deleted since.
