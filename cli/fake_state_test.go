@@ -256,6 +256,10 @@ func (f fakeVolumes) Resize(ctx context.Context, r *connect.Request[covev1.Resiz
 	f.note(r.Msg)
 	return connect.NewResponse(&covev1.ResizeVolumeResponse{Volume: &covev1.Volume{Name: r.Msg.GetName(), Size: r.Msg.GetSize()}}), nil
 }
+func (f fakeVolumes) Snapshot(ctx context.Context, r *connect.Request[covev1.SnapshotVolumeRequest]) (*connect.Response[covev1.SnapshotVolumeResponse], error) {
+	f.note(r.Msg)
+	return connect.NewResponse(&covev1.SnapshotVolumeResponse{Snapshot: &covev1.Snapshot{Id: "snap1", Kind: "directory", Path: "/"}}), nil
+}
 func (f fakeVolumes) Clone(ctx context.Context, r *connect.Request[covev1.CloneVolumeRequest]) (*connect.Response[covev1.CloneVolumeResponse], error) {
 	f.note(r.Msg)
 	return connect.NewResponse(&covev1.CloneVolumeResponse{Volume: &covev1.Volume{Name: r.Msg.GetNewName()}}), nil

@@ -39,7 +39,7 @@ func (v *volumeMounts) String() string {
 func (a *app) volumeCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "volume", Aliases: []string{"volumes"}, Short: "Manage volumes: storage that survives every sandbox", Args: knownCommand,
 		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
-	cmd.AddCommand(a.volumeCreateCmd(), a.volumeLsCmd(), a.volumeGetCmd(), a.volumeRmCmd(), a.volumeResizeCmd(), a.volumeCloneCmd(),
+	cmd.AddCommand(a.volumeCreateCmd(), a.volumeLsCmd(), a.volumeGetCmd(), a.volumeRmCmd(), a.volumeResizeCmd(), a.volumeCloneCmd(), a.volumeSnapshotCmd(),
 		a.volumePutCmd(), a.volumeCatCmd(), a.volumeFilesCmd(), a.volumeRmFileCmd())
 	return cmd
 }
@@ -76,6 +76,7 @@ func (a *app) printVolume(v *covev1.Volume, asJSON bool) error {
 func (a *app) volumeCreateCmd() *cobra.Command {
 	var bytes size
 	var labels keyValues
+	var from string
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "create NAME", Short: "Make a volume", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
@@ -85,7 +86,7 @@ func (a *app) volumeCreateCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			resp, err := api.Volumes.Create(cmd.Context(), connect.NewRequest(&covev1.CreateVolumeRequest{Name: args[0], Size: int64(bytes), Labels: labels.m}))
+			resp, err := api.Volumes.Create(cmd.Context(), connect.NewRequest(&covev1.CreateVolumeRequest{Name: args[0], Size: int64(bytes), Labels: labels.m, Snapshot: from}))
 			if err != nil {
 				return err
 			}
@@ -94,6 +95,7 @@ func (a *app) volumeCreateCmd() *cobra.Command {
 	}
 	cmd.Flags().Var(&bytes, "size", "bytes it may hold (server default 1GiB)")
 	cmd.Flags().VarP(&labels, "label", "l", "label (repeatable)")
+	cmd.Flags().StringVar(&from, "snapshot", "", "directory snapshot to begin with, by name or id")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the volume as JSON")
 	return cmd
 }
@@ -223,6 +225,37 @@ func (a *app) volumeCloneCmd() *cobra.Command {
 	}
 	cmd.Flags().VarP(&labels, "label", "l", "label of the new one (repeatable)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the volume as JSON")
+	return cmd
+}
+
+func (a *app) volumeSnapshotCmd() *cobra.Command {
+	var labels keyValues
+	var name string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "snapshot NAME", Short: "Freeze the content of a volume as it is now", Args: cobra.ExactArgs(1), ValidArgsFunction: a.volumeNames(1),
+		Long: `Freeze the content of a volume as it is now, as a snapshot of kind directory:
+"cove snapshot mount" puts it into a sandbox, "cove snapshot export" writes it as
+a tar, "cove volume create --snapshot" makes a volume of it again.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			api, err := a.client()
+			if err != nil {
+				return err
+			}
+			resp, err := api.Volumes.Snapshot(cmd.Context(), connect.NewRequest(&covev1.SnapshotVolumeRequest{Name: args[0], SnapshotName: name, Labels: labels.m}))
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return a.printJSON(toSnapshotJSON(resp.Msg.GetSnapshot()))
+			}
+			_, err = fmt.Fprintln(a.Stdout, resp.Msg.GetSnapshot().GetId())
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot")
+	cmd.Flags().VarP(&labels, "label", "l", "label of the snapshot (repeatable)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the snapshot as JSON")
 	return cmd
 }
 

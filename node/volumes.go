@@ -6,6 +6,7 @@ import (
 
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/snapshot"
 	"github.com/cove-sandbox/cove/volume"
 )
 
@@ -81,20 +82,20 @@ func (n *Node) Volumes() *Volumes {
 	if n.volumes == nil {
 		return nil
 	}
-	return &Volumes{n.volumes, n.cfg.Name}
+	return &Volumes{n.volumes, n}
 }
 
 // Volumes speaks of volumes in the words of the domain; see server.VolumeSet.
 type Volumes struct {
-	set  *volume.Set
-	node string
+	set *volume.Set
+	n   *Node
 }
 
 // maxVolumeFiles one listing gives.
 const maxVolumeFiles = 10_000
 
 func (v *Volumes) describe(d volume.Volume) sandbox.Volume {
-	out := sandbox.Volume{ID: d.ID, Name: d.Name, Size: d.Size, Used: d.Used, Labels: d.Labels, Node: v.node, CreatedAt: d.Created, From: d.From}
+	out := sandbox.Volume{ID: d.ID, Name: d.Name, Size: d.Size, Used: d.Used, Labels: d.Labels, Node: v.n.cfg.Name, CreatedAt: d.Created, From: d.From}
 	for _, h := range d.Holders {
 		out.Holders = append(out.Holders, sandbox.VolumeHolder{Sandbox: h.Holder, Mode: sandbox.VolumeMode(h.Mode)})
 	}
@@ -123,6 +124,50 @@ func (v *Volumes) labelled(ctx context.Context, d volume.Volume, err error, labe
 func (v *Volumes) Create(ctx context.Context, s sandbox.Volume) (sandbox.Volume, error) {
 	d, err := v.set.Create(ctx, s.Name, s.Size)
 	return v.labelled(ctx, d, err, s.Labels)
+}
+
+// CreateFrom makes a volume with the content of a directory snapshot.
+func (v *Volumes) CreateFrom(ctx context.Context, s sandbox.Volume, c sandbox.Content) (sandbox.Volume, error) {
+	if v.n.states == nil {
+		return sandbox.Volume{}, sandbox.Errorf(sandbox.Unsupported, "node.volume", "this node keeps no state")
+	}
+	pr, pw := io.Pipe()
+	read := make(chan error, 1)
+	go func() {
+		err := v.n.states.tar(ctx, c, pw)
+		pw.CloseWithError(err)
+		read <- err
+	}()
+	d, err := v.set.Import(ctx, s.Name, s.Size, pr)
+	pr.CloseWithError(io.ErrClosedPipe)
+	if rerr := <-read; rerr != nil && err != nil {
+		err = rerr // why it could not be read is why the import failed
+	}
+	return v.labelled(ctx, d, err, s.Labels)
+}
+
+// Snapshot stores the content of a volume as it is at one instant.
+func (v *Volumes) Snapshot(ctx context.Context, name string) (sandbox.Content, error) {
+	const op = "node.volume_snapshot"
+	if v.n.states == nil {
+		return sandbox.Content{}, sandbox.Errorf(sandbox.Unsupported, op, "this node keeps no state")
+	}
+	pr, pw := io.Pipe()
+	written := make(chan error, 1)
+	go func() {
+		err := v.set.Snapshot(ctx, name, pw)
+		pw.CloseWithError(err)
+		written <- err
+	}()
+	m, err := snapshot.Filesystem{SpoolDir: v.n.states.cfg.Plain}.Pack(ctx, v.n.states.cfg.Store, pr)
+	pr.CloseWithError(io.ErrClosedPipe)
+	if werr := <-written; werr != nil {
+		err = werr
+	}
+	if err != nil {
+		return sandbox.Content{}, sandbox.WithOp(op, err)
+	}
+	return v.n.states.made(m, sandbox.Content{}), nil
 }
 
 func (v *Volumes) Clone(ctx context.Context, name string, to sandbox.Volume) (sandbox.Volume, error) {

@@ -369,6 +369,22 @@ func (s *fakeVolumes) Resize(ctx context.Context, name string, size int64) (sand
 	return v.Volume, nil
 }
 
+func (s *fakeVolumes) CreateFrom(ctx context.Context, v sandbox.Volume, c sandbox.Content) (sandbox.Volume, error) {
+	if _, err := s.Create(ctx, v); err != nil {
+		return v, err
+	}
+	_, err := s.WriteFile(ctx, v.Name, "/from", strings.NewReader(c.Manifest), 0o644)
+	return v, err
+}
+
+func (s *fakeVolumes) Snapshot(ctx context.Context, name string) (sandbox.Content, error) {
+	v, err := s.find(name)
+	if err != nil {
+		return sandbox.Content{}, err
+	}
+	return sandbox.Content{Manifest: "volume-" + v.Name, Size: 7, Stored: 3}, nil
+}
+
 func (s *fakeVolumes) Clone(ctx context.Context, name string, to sandbox.Volume) (sandbox.Volume, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

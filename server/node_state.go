@@ -68,6 +68,10 @@ type SnapshotRequest struct {
 // or ids are taken everywhere.
 type VolumeSet interface {
 	Create(ctx context.Context, v sandbox.Volume) (sandbox.Volume, error)
+	// CreateFrom makes a volume with the content of a directory snapshot.
+	CreateFrom(ctx context.Context, v sandbox.Volume, c sandbox.Content) (sandbox.Volume, error)
+	// Snapshot makes the content of a directory snapshot.
+	Snapshot(ctx context.Context, name string) (sandbox.Content, error)
 	Get(ctx context.Context, name string) (sandbox.Volume, error)
 	List(ctx context.Context) ([]sandbox.Volume, error)
 	Delete(ctx context.Context, name string) error

@@ -337,6 +337,9 @@ func templateAndVolumeScenarios() (list []scenario) {
 		add("Volumes/Resize", name, vol(func(ctx context.Context, w *world) (any, error) {
 			return w.client.Volumes.Resize(ctx, connect.NewRequest(&covev1.ResizeVolumeRequest{Name: name, Size: 2 << 30}))
 		}), want, field, says)
+		add("Volumes/Snapshot", name, vol(func(ctx context.Context, w *world) (any, error) {
+			return w.client.Volumes.Snapshot(ctx, connect.NewRequest(&covev1.SnapshotVolumeRequest{Name: name}))
+		}), want, field, says)
 		add("Volumes/Clone", name, vol(func(ctx context.Context, w *world) (any, error) {
 			return w.client.Volumes.Clone(ctx, connect.NewRequest(&covev1.CloneVolumeRequest{Name: name, NewName: "copy"}))
 		}), want, field, says)

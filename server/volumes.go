@@ -76,8 +76,52 @@ func (s volumeService) Create(ctx context.Context, r *connect.Request[covev1.Cre
 	if err != nil {
 		return nil, err
 	}
-	v, err := set.Create(ctx, s.newVolume(m.Name, size, m.Labels))
+	if m.Snapshot == "" {
+		v, err := set.Create(ctx, s.newVolume(m.Name, size, m.Labels))
+		return answer(&covev1.CreateVolumeResponse{Volume: wire.Volume(v)}, err)
+	}
+	snap, release, err := s.useSnapshot(ctx, m.Snapshot)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if snap.Kind != sandbox.DirectorySnapshot {
+		return nil, sandbox.InvalidField("snapshot", "'%s' is a %s snapshot; one of kind directory is accepted", nameOf(snap), snap.Kind)
+	}
+	v, err := set.CreateFrom(ctx, s.newVolume(m.Name, size, m.Labels), snap.Content)
 	return answer(&covev1.CreateVolumeResponse{Volume: wire.Volume(v)}, err)
+}
+
+func (s volumeService) Snapshot(ctx context.Context, r *connect.Request[covev1.SnapshotVolumeRequest]) (*connect.Response[covev1.SnapshotVolumeResponse], error) {
+	m := r.Msg
+	if err := sandbox.ValidateLabels("labels", m.Labels); err != nil {
+		return nil, err
+	}
+	if m.SnapshotName != "" {
+		if err := sandbox.ValidateSnapshotName("snapshot_name", m.SnapshotName); err != nil {
+			return nil, err
+		}
+	}
+	out := &covev1.SnapshotVolumeResponse{}
+	return answer(out, s.withVolume(ctx, "name", m.Name, func(set VolumeSet) error {
+		end, err := s.content.begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer end()
+		c, err := set.Snapshot(ctx, m.Name)
+		if err != nil {
+			return err
+		}
+		// Of no sandbox: a root of its own.
+		snap := s.newSnapshot(sandbox.Sandbox{}, taking{kind: sandbox.DirectorySnapshot, path: "/", name: m.SnapshotName, labels: m.Labels}, c)
+		if snap, err = s.store.CreateSnapshot(context.WithoutCancel(ctx), snap); err != nil {
+			s.content.want()
+			return err
+		}
+		out.Snapshot = wire.Snapshot(snap)
+		return nil
+	}))
 }
 
 func (s volumeService) Get(ctx context.Context, r *connect.Request[covev1.GetVolumeRequest]) (*connect.Response[covev1.GetVolumeResponse], error) {

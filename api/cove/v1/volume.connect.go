@@ -44,6 +44,8 @@ const (
 	VolumesResizeProcedure = "/cove.v1.Volumes/Resize"
 	// VolumesCloneProcedure is the fully-qualified name of the Volumes's Clone RPC.
 	VolumesCloneProcedure = "/cove.v1.Volumes/Clone"
+	// VolumesSnapshotProcedure is the fully-qualified name of the Volumes's Snapshot RPC.
+	VolumesSnapshotProcedure = "/cove.v1.Volumes/Snapshot"
 	// VolumesListFilesProcedure is the fully-qualified name of the Volumes's ListFiles RPC.
 	VolumesListFilesProcedure = "/cove.v1.Volumes/ListFiles"
 	// VolumesRemoveFileProcedure is the fully-qualified name of the Volumes's RemoveFile RPC.
@@ -62,6 +64,9 @@ type VolumesClient interface {
 	Resize(context.Context, *connect.Request[ResizeVolumeRequest]) (*connect.Response[ResizeVolumeResponse], error)
 	// Clone makes a new volume with the content of another as it is now.
 	Clone(context.Context, *connect.Request[CloneVolumeRequest]) (*connect.Response[CloneVolumeResponse], error)
+	// Snapshot freezes the content of a volume as it is now, as a snapshot of kind
+	// directory: to be mounted, exported, or made into a volume again.
+	Snapshot(context.Context, *connect.Request[SnapshotVolumeRequest]) (*connect.Response[SnapshotVolumeResponse], error)
 	ListFiles(context.Context, *connect.Request[ListVolumeFilesRequest]) (*connect.Response[ListVolumeFilesResponse], error)
 	RemoveFile(context.Context, *connect.Request[RemoveVolumeFileRequest]) (*connect.Response[RemoveVolumeFileResponse], error)
 }
@@ -115,6 +120,12 @@ func NewVolumesClient(httpClient connect.HTTPClient, baseURL string, opts ...con
 			connect.WithSchema(volumesMethods.ByName("Clone")),
 			connect.WithClientOptions(opts...),
 		),
+		snapshot: connect.NewClient[SnapshotVolumeRequest, SnapshotVolumeResponse](
+			httpClient,
+			baseURL+VolumesSnapshotProcedure,
+			connect.WithSchema(volumesMethods.ByName("Snapshot")),
+			connect.WithClientOptions(opts...),
+		),
 		listFiles: connect.NewClient[ListVolumeFilesRequest, ListVolumeFilesResponse](
 			httpClient,
 			baseURL+VolumesListFilesProcedure,
@@ -139,6 +150,7 @@ type volumesClient struct {
 	delete     *connect.Client[DeleteVolumeRequest, DeleteVolumeResponse]
 	resize     *connect.Client[ResizeVolumeRequest, ResizeVolumeResponse]
 	clone      *connect.Client[CloneVolumeRequest, CloneVolumeResponse]
+	snapshot   *connect.Client[SnapshotVolumeRequest, SnapshotVolumeResponse]
 	listFiles  *connect.Client[ListVolumeFilesRequest, ListVolumeFilesResponse]
 	removeFile *connect.Client[RemoveVolumeFileRequest, RemoveVolumeFileResponse]
 }
@@ -173,6 +185,11 @@ func (c *volumesClient) Clone(ctx context.Context, req *connect.Request[CloneVol
 	return c.clone.CallUnary(ctx, req)
 }
 
+// Snapshot calls cove.v1.Volumes.Snapshot.
+func (c *volumesClient) Snapshot(ctx context.Context, req *connect.Request[SnapshotVolumeRequest]) (*connect.Response[SnapshotVolumeResponse], error) {
+	return c.snapshot.CallUnary(ctx, req)
+}
+
 // ListFiles calls cove.v1.Volumes.ListFiles.
 func (c *volumesClient) ListFiles(ctx context.Context, req *connect.Request[ListVolumeFilesRequest]) (*connect.Response[ListVolumeFilesResponse], error) {
 	return c.listFiles.CallUnary(ctx, req)
@@ -195,6 +212,9 @@ type VolumesHandler interface {
 	Resize(context.Context, *connect.Request[ResizeVolumeRequest]) (*connect.Response[ResizeVolumeResponse], error)
 	// Clone makes a new volume with the content of another as it is now.
 	Clone(context.Context, *connect.Request[CloneVolumeRequest]) (*connect.Response[CloneVolumeResponse], error)
+	// Snapshot freezes the content of a volume as it is now, as a snapshot of kind
+	// directory: to be mounted, exported, or made into a volume again.
+	Snapshot(context.Context, *connect.Request[SnapshotVolumeRequest]) (*connect.Response[SnapshotVolumeResponse], error)
 	ListFiles(context.Context, *connect.Request[ListVolumeFilesRequest]) (*connect.Response[ListVolumeFilesResponse], error)
 	RemoveFile(context.Context, *connect.Request[RemoveVolumeFileRequest]) (*connect.Response[RemoveVolumeFileResponse], error)
 }
@@ -244,6 +264,12 @@ func NewVolumesHandler(svc VolumesHandler, opts ...connect.HandlerOption) (strin
 		connect.WithSchema(volumesMethods.ByName("Clone")),
 		connect.WithHandlerOptions(opts...),
 	)
+	volumesSnapshotHandler := connect.NewUnaryHandler(
+		VolumesSnapshotProcedure,
+		svc.Snapshot,
+		connect.WithSchema(volumesMethods.ByName("Snapshot")),
+		connect.WithHandlerOptions(opts...),
+	)
 	volumesListFilesHandler := connect.NewUnaryHandler(
 		VolumesListFilesProcedure,
 		svc.ListFiles,
@@ -271,6 +297,8 @@ func NewVolumesHandler(svc VolumesHandler, opts ...connect.HandlerOption) (strin
 			volumesResizeHandler.ServeHTTP(w, r)
 		case VolumesCloneProcedure:
 			volumesCloneHandler.ServeHTTP(w, r)
+		case VolumesSnapshotProcedure:
+			volumesSnapshotHandler.ServeHTTP(w, r)
 		case VolumesListFilesProcedure:
 			volumesListFilesHandler.ServeHTTP(w, r)
 		case VolumesRemoveFileProcedure:
@@ -306,6 +334,10 @@ func (UnimplementedVolumesHandler) Resize(context.Context, *connect.Request[Resi
 
 func (UnimplementedVolumesHandler) Clone(context.Context, *connect.Request[CloneVolumeRequest]) (*connect.Response[CloneVolumeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Volumes.Clone is not implemented"))
+}
+
+func (UnimplementedVolumesHandler) Snapshot(context.Context, *connect.Request[SnapshotVolumeRequest]) (*connect.Response[SnapshotVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Volumes.Snapshot is not implemented"))
 }
 
 func (UnimplementedVolumesHandler) ListFiles(context.Context, *connect.Request[ListVolumeFilesRequest]) (*connect.Response[ListVolumeFilesResponse], error) {

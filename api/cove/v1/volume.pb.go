@@ -187,6 +187,7 @@ type CreateVolumeRequest struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"` // default 1 GiB
 	Labels        map[string]string      `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Snapshot      string                 `protobuf:"bytes,4,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // name or id of a directory snapshot to begin with
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -240,6 +241,13 @@ func (x *CreateVolumeRequest) GetLabels() map[string]string {
 		return x.Labels
 	}
 	return nil
+}
+
+func (x *CreateVolumeRequest) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
 }
 
 type CreateVolumeResponse struct {
@@ -742,6 +750,110 @@ func (x *CloneVolumeResponse) GetVolume() *Volume {
 	return nil
 }
 
+type SnapshotVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	SnapshotName  string                 `protobuf:"bytes,2,opt,name=snapshot_name,json=snapshotName,proto3" json:"snapshot_name,omitempty"` // unique; a name in use moves to the new snapshot
+	Labels        map[string]string      `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotVolumeRequest) Reset() {
+	*x = SnapshotVolumeRequest{}
+	mi := &file_cove_v1_volume_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotVolumeRequest) ProtoMessage() {}
+
+func (x *SnapshotVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_volume_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotVolumeRequest.ProtoReflect.Descriptor instead.
+func (*SnapshotVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_volume_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SnapshotVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SnapshotVolumeRequest) GetSnapshotName() string {
+	if x != nil {
+		return x.SnapshotName
+	}
+	return ""
+}
+
+func (x *SnapshotVolumeRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+type SnapshotVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot      *Snapshot              `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotVolumeResponse) Reset() {
+	*x = SnapshotVolumeResponse{}
+	mi := &file_cove_v1_volume_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotVolumeResponse) ProtoMessage() {}
+
+func (x *SnapshotVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_volume_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotVolumeResponse.ProtoReflect.Descriptor instead.
+func (*SnapshotVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_volume_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SnapshotVolumeResponse) GetSnapshot() *Snapshot {
+	if x != nil {
+		return x.Snapshot
+	}
+	return nil
+}
+
 type ListVolumeFilesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -753,7 +865,7 @@ type ListVolumeFilesRequest struct {
 
 func (x *ListVolumeFilesRequest) Reset() {
 	*x = ListVolumeFilesRequest{}
-	mi := &file_cove_v1_volume_proto_msgTypes[14]
+	mi := &file_cove_v1_volume_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +877,7 @@ func (x *ListVolumeFilesRequest) String() string {
 func (*ListVolumeFilesRequest) ProtoMessage() {}
 
 func (x *ListVolumeFilesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_volume_proto_msgTypes[14]
+	mi := &file_cove_v1_volume_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +890,7 @@ func (x *ListVolumeFilesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumeFilesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumeFilesRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_volume_proto_rawDescGZIP(), []int{14}
+	return file_cove_v1_volume_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListVolumeFilesRequest) GetName() string {
@@ -812,7 +924,7 @@ type ListVolumeFilesResponse struct {
 
 func (x *ListVolumeFilesResponse) Reset() {
 	*x = ListVolumeFilesResponse{}
-	mi := &file_cove_v1_volume_proto_msgTypes[15]
+	mi := &file_cove_v1_volume_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +936,7 @@ func (x *ListVolumeFilesResponse) String() string {
 func (*ListVolumeFilesResponse) ProtoMessage() {}
 
 func (x *ListVolumeFilesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_volume_proto_msgTypes[15]
+	mi := &file_cove_v1_volume_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +949,7 @@ func (x *ListVolumeFilesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumeFilesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumeFilesResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_volume_proto_rawDescGZIP(), []int{15}
+	return file_cove_v1_volume_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListVolumeFilesResponse) GetFiles() []*FileInfo {
@@ -865,7 +977,7 @@ type RemoveVolumeFileRequest struct {
 
 func (x *RemoveVolumeFileRequest) Reset() {
 	*x = RemoveVolumeFileRequest{}
-	mi := &file_cove_v1_volume_proto_msgTypes[16]
+	mi := &file_cove_v1_volume_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +989,7 @@ func (x *RemoveVolumeFileRequest) String() string {
 func (*RemoveVolumeFileRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_volume_proto_msgTypes[16]
+	mi := &file_cove_v1_volume_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +1002,7 @@ func (x *RemoveVolumeFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeFileRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeFileRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_volume_proto_rawDescGZIP(), []int{16}
+	return file_cove_v1_volume_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemoveVolumeFileRequest) GetName() string {
@@ -922,7 +1034,7 @@ type RemoveVolumeFileResponse struct {
 
 func (x *RemoveVolumeFileResponse) Reset() {
 	*x = RemoveVolumeFileResponse{}
-	mi := &file_cove_v1_volume_proto_msgTypes[17]
+	mi := &file_cove_v1_volume_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -934,7 +1046,7 @@ func (x *RemoveVolumeFileResponse) String() string {
 func (*RemoveVolumeFileResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_volume_proto_msgTypes[17]
+	mi := &file_cove_v1_volume_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -947,14 +1059,14 @@ func (x *RemoveVolumeFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeFileResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeFileResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_volume_proto_rawDescGZIP(), []int{17}
+	return file_cove_v1_volume_proto_rawDescGZIP(), []int{19}
 }
 
 var File_cove_v1_volume_proto protoreflect.FileDescriptor
 
 const file_cove_v1_volume_proto_rawDesc = "" +
 	"\n" +
-	"\x14cove/v1/volume.proto\x12\acove.v1\x1a\x12cove/v1/file.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd8\x02\n" +
+	"\x14cove/v1/volume.proto\x12\acove.v1\x1a\x12cove/v1/file.proto\x1a\x16cove/v1/snapshot.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd8\x02\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -971,11 +1083,12 @@ const file_cove_v1_volume_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"<\n" +
 	"\fVolumeHolder\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x12\n" +
-	"\x04mode\x18\x02 \x01(\tR\x04mode\"\xba\x01\n" +
+	"\x04mode\x18\x02 \x01(\tR\x04mode\"\xd6\x01\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12@\n" +
-	"\x06labels\x18\x03 \x03(\v2(.cove.v1.CreateVolumeRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x03 \x03(\v2(.cove.v1.CreateVolumeRequest.LabelsEntryR\x06labels\x12\x1a\n" +
+	"\bsnapshot\x18\x04 \x01(\tR\bsnapshot\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"?\n" +
@@ -1008,7 +1121,16 @@ const file_cove_v1_volume_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\">\n" +
 	"\x13CloneVolumeResponse\x12'\n" +
-	"\x06volume\x18\x01 \x01(\v2\x0f.cove.v1.VolumeR\x06volume\"V\n" +
+	"\x06volume\x18\x01 \x01(\v2\x0f.cove.v1.VolumeR\x06volume\"\xcf\x01\n" +
+	"\x15SnapshotVolumeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
+	"\rsnapshot_name\x18\x02 \x01(\tR\fsnapshotName\x12B\n" +
+	"\x06labels\x18\x03 \x03(\v2*.cove.v1.SnapshotVolumeRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
+	"\x16SnapshotVolumeResponse\x12-\n" +
+	"\bsnapshot\x18\x01 \x01(\v2\x11.cove.v1.SnapshotR\bsnapshot\"V\n" +
 	"\x16ListVolumeFilesRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
@@ -1020,14 +1142,15 @@ const file_cove_v1_volume_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1c\n" +
 	"\trecursive\x18\x03 \x01(\bR\trecursive\"\x1a\n" +
-	"\x18RemoveVolumeFileResponse2\xd5\x04\n" +
+	"\x18RemoveVolumeFileResponse2\xa2\x05\n" +
 	"\aVolumes\x12E\n" +
 	"\x06Create\x12\x1c.cove.v1.CreateVolumeRequest\x1a\x1d.cove.v1.CreateVolumeResponse\x12A\n" +
 	"\x03Get\x12\x19.cove.v1.GetVolumeRequest\x1a\x1a.cove.v1.GetVolumeResponse\"\x03\x90\x02\x01\x12F\n" +
 	"\x04List\x12\x1b.cove.v1.ListVolumesRequest\x1a\x1c.cove.v1.ListVolumesResponse\"\x03\x90\x02\x01\x12E\n" +
 	"\x06Delete\x12\x1c.cove.v1.DeleteVolumeRequest\x1a\x1d.cove.v1.DeleteVolumeResponse\x12E\n" +
 	"\x06Resize\x12\x1c.cove.v1.ResizeVolumeRequest\x1a\x1d.cove.v1.ResizeVolumeResponse\x12B\n" +
-	"\x05Clone\x12\x1b.cove.v1.CloneVolumeRequest\x1a\x1c.cove.v1.CloneVolumeResponse\x12S\n" +
+	"\x05Clone\x12\x1b.cove.v1.CloneVolumeRequest\x1a\x1c.cove.v1.CloneVolumeResponse\x12K\n" +
+	"\bSnapshot\x12\x1e.cove.v1.SnapshotVolumeRequest\x1a\x1f.cove.v1.SnapshotVolumeResponse\x12S\n" +
 	"\tListFiles\x12\x1f.cove.v1.ListVolumeFilesRequest\x1a .cove.v1.ListVolumeFilesResponse\"\x03\x90\x02\x01\x12Q\n" +
 	"\n" +
 	"RemoveFile\x12 .cove.v1.RemoveVolumeFileRequest\x1a!.cove.v1.RemoveVolumeFileResponseB1Z/github.com/cove-sandbox/cove/api/cove/v1;covev1b\x06proto3"
@@ -1044,7 +1167,7 @@ func file_cove_v1_volume_proto_rawDescGZIP() []byte {
 	return file_cove_v1_volume_proto_rawDescData
 }
 
-var file_cove_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_cove_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_cove_v1_volume_proto_goTypes = []any{
 	(*Volume)(nil),                   // 0: cove.v1.Volume
 	(*VolumeHolder)(nil),             // 1: cove.v1.VolumeHolder
@@ -1060,51 +1183,59 @@ var file_cove_v1_volume_proto_goTypes = []any{
 	(*ResizeVolumeResponse)(nil),     // 11: cove.v1.ResizeVolumeResponse
 	(*CloneVolumeRequest)(nil),       // 12: cove.v1.CloneVolumeRequest
 	(*CloneVolumeResponse)(nil),      // 13: cove.v1.CloneVolumeResponse
-	(*ListVolumeFilesRequest)(nil),   // 14: cove.v1.ListVolumeFilesRequest
-	(*ListVolumeFilesResponse)(nil),  // 15: cove.v1.ListVolumeFilesResponse
-	(*RemoveVolumeFileRequest)(nil),  // 16: cove.v1.RemoveVolumeFileRequest
-	(*RemoveVolumeFileResponse)(nil), // 17: cove.v1.RemoveVolumeFileResponse
-	nil,                              // 18: cove.v1.Volume.LabelsEntry
-	nil,                              // 19: cove.v1.CreateVolumeRequest.LabelsEntry
-	nil,                              // 20: cove.v1.ListVolumesRequest.LabelsEntry
-	nil,                              // 21: cove.v1.CloneVolumeRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil),    // 22: google.protobuf.Timestamp
-	(*FileInfo)(nil),                 // 23: cove.v1.FileInfo
+	(*SnapshotVolumeRequest)(nil),    // 14: cove.v1.SnapshotVolumeRequest
+	(*SnapshotVolumeResponse)(nil),   // 15: cove.v1.SnapshotVolumeResponse
+	(*ListVolumeFilesRequest)(nil),   // 16: cove.v1.ListVolumeFilesRequest
+	(*ListVolumeFilesResponse)(nil),  // 17: cove.v1.ListVolumeFilesResponse
+	(*RemoveVolumeFileRequest)(nil),  // 18: cove.v1.RemoveVolumeFileRequest
+	(*RemoveVolumeFileResponse)(nil), // 19: cove.v1.RemoveVolumeFileResponse
+	nil,                              // 20: cove.v1.Volume.LabelsEntry
+	nil,                              // 21: cove.v1.CreateVolumeRequest.LabelsEntry
+	nil,                              // 22: cove.v1.ListVolumesRequest.LabelsEntry
+	nil,                              // 23: cove.v1.CloneVolumeRequest.LabelsEntry
+	nil,                              // 24: cove.v1.SnapshotVolumeRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil),    // 25: google.protobuf.Timestamp
+	(*Snapshot)(nil),                 // 26: cove.v1.Snapshot
+	(*FileInfo)(nil),                 // 27: cove.v1.FileInfo
 }
 var file_cove_v1_volume_proto_depIdxs = []int32{
-	18, // 0: cove.v1.Volume.labels:type_name -> cove.v1.Volume.LabelsEntry
-	22, // 1: cove.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	20, // 0: cove.v1.Volume.labels:type_name -> cove.v1.Volume.LabelsEntry
+	25, // 1: cove.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	1,  // 2: cove.v1.Volume.holders:type_name -> cove.v1.VolumeHolder
-	19, // 3: cove.v1.CreateVolumeRequest.labels:type_name -> cove.v1.CreateVolumeRequest.LabelsEntry
+	21, // 3: cove.v1.CreateVolumeRequest.labels:type_name -> cove.v1.CreateVolumeRequest.LabelsEntry
 	0,  // 4: cove.v1.CreateVolumeResponse.volume:type_name -> cove.v1.Volume
 	0,  // 5: cove.v1.GetVolumeResponse.volume:type_name -> cove.v1.Volume
-	20, // 6: cove.v1.ListVolumesRequest.labels:type_name -> cove.v1.ListVolumesRequest.LabelsEntry
+	22, // 6: cove.v1.ListVolumesRequest.labels:type_name -> cove.v1.ListVolumesRequest.LabelsEntry
 	0,  // 7: cove.v1.ListVolumesResponse.volumes:type_name -> cove.v1.Volume
 	0,  // 8: cove.v1.ResizeVolumeResponse.volume:type_name -> cove.v1.Volume
-	21, // 9: cove.v1.CloneVolumeRequest.labels:type_name -> cove.v1.CloneVolumeRequest.LabelsEntry
+	23, // 9: cove.v1.CloneVolumeRequest.labels:type_name -> cove.v1.CloneVolumeRequest.LabelsEntry
 	0,  // 10: cove.v1.CloneVolumeResponse.volume:type_name -> cove.v1.Volume
-	23, // 11: cove.v1.ListVolumeFilesResponse.files:type_name -> cove.v1.FileInfo
-	2,  // 12: cove.v1.Volumes.Create:input_type -> cove.v1.CreateVolumeRequest
-	4,  // 13: cove.v1.Volumes.Get:input_type -> cove.v1.GetVolumeRequest
-	6,  // 14: cove.v1.Volumes.List:input_type -> cove.v1.ListVolumesRequest
-	8,  // 15: cove.v1.Volumes.Delete:input_type -> cove.v1.DeleteVolumeRequest
-	10, // 16: cove.v1.Volumes.Resize:input_type -> cove.v1.ResizeVolumeRequest
-	12, // 17: cove.v1.Volumes.Clone:input_type -> cove.v1.CloneVolumeRequest
-	14, // 18: cove.v1.Volumes.ListFiles:input_type -> cove.v1.ListVolumeFilesRequest
-	16, // 19: cove.v1.Volumes.RemoveFile:input_type -> cove.v1.RemoveVolumeFileRequest
-	3,  // 20: cove.v1.Volumes.Create:output_type -> cove.v1.CreateVolumeResponse
-	5,  // 21: cove.v1.Volumes.Get:output_type -> cove.v1.GetVolumeResponse
-	7,  // 22: cove.v1.Volumes.List:output_type -> cove.v1.ListVolumesResponse
-	9,  // 23: cove.v1.Volumes.Delete:output_type -> cove.v1.DeleteVolumeResponse
-	11, // 24: cove.v1.Volumes.Resize:output_type -> cove.v1.ResizeVolumeResponse
-	13, // 25: cove.v1.Volumes.Clone:output_type -> cove.v1.CloneVolumeResponse
-	15, // 26: cove.v1.Volumes.ListFiles:output_type -> cove.v1.ListVolumeFilesResponse
-	17, // 27: cove.v1.Volumes.RemoveFile:output_type -> cove.v1.RemoveVolumeFileResponse
-	20, // [20:28] is the sub-list for method output_type
-	12, // [12:20] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	24, // 11: cove.v1.SnapshotVolumeRequest.labels:type_name -> cove.v1.SnapshotVolumeRequest.LabelsEntry
+	26, // 12: cove.v1.SnapshotVolumeResponse.snapshot:type_name -> cove.v1.Snapshot
+	27, // 13: cove.v1.ListVolumeFilesResponse.files:type_name -> cove.v1.FileInfo
+	2,  // 14: cove.v1.Volumes.Create:input_type -> cove.v1.CreateVolumeRequest
+	4,  // 15: cove.v1.Volumes.Get:input_type -> cove.v1.GetVolumeRequest
+	6,  // 16: cove.v1.Volumes.List:input_type -> cove.v1.ListVolumesRequest
+	8,  // 17: cove.v1.Volumes.Delete:input_type -> cove.v1.DeleteVolumeRequest
+	10, // 18: cove.v1.Volumes.Resize:input_type -> cove.v1.ResizeVolumeRequest
+	12, // 19: cove.v1.Volumes.Clone:input_type -> cove.v1.CloneVolumeRequest
+	14, // 20: cove.v1.Volumes.Snapshot:input_type -> cove.v1.SnapshotVolumeRequest
+	16, // 21: cove.v1.Volumes.ListFiles:input_type -> cove.v1.ListVolumeFilesRequest
+	18, // 22: cove.v1.Volumes.RemoveFile:input_type -> cove.v1.RemoveVolumeFileRequest
+	3,  // 23: cove.v1.Volumes.Create:output_type -> cove.v1.CreateVolumeResponse
+	5,  // 24: cove.v1.Volumes.Get:output_type -> cove.v1.GetVolumeResponse
+	7,  // 25: cove.v1.Volumes.List:output_type -> cove.v1.ListVolumesResponse
+	9,  // 26: cove.v1.Volumes.Delete:output_type -> cove.v1.DeleteVolumeResponse
+	11, // 27: cove.v1.Volumes.Resize:output_type -> cove.v1.ResizeVolumeResponse
+	13, // 28: cove.v1.Volumes.Clone:output_type -> cove.v1.CloneVolumeResponse
+	15, // 29: cove.v1.Volumes.Snapshot:output_type -> cove.v1.SnapshotVolumeResponse
+	17, // 30: cove.v1.Volumes.ListFiles:output_type -> cove.v1.ListVolumeFilesResponse
+	19, // 31: cove.v1.Volumes.RemoveFile:output_type -> cove.v1.RemoveVolumeFileResponse
+	23, // [23:32] is the sub-list for method output_type
+	14, // [14:23] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_volume_proto_init() }
@@ -1113,13 +1244,14 @@ func file_cove_v1_volume_proto_init() {
 		return
 	}
 	file_cove_v1_file_proto_init()
+	file_cove_v1_snapshot_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_volume_proto_rawDesc), len(file_cove_v1_volume_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

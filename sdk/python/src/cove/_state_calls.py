@@ -246,10 +246,14 @@ def _volume(j: Json) -> VolumeInfo:
     return VolumeInfo.parse(j["volume"])
 
 
-def create_volume(name: str, size: Size, labels: Optional[Mapping[str, str]]) -> Call[VolumeInfo]:
+def create_volume(
+    name: str, size: Size, labels: Optional[Mapping[str, str]], snapshot: Optional[str]
+) -> Call[VolumeInfo]:
     message: dict[str, Any] = {"name": name, "size": str(parse_size("size", size))}
     if labels:
         message["labels"] = strings("labels", labels)
+    if snapshot:
+        message["snapshot"] = snapshot
     # Not repeatable: the second would find the name taken by the first.
     return Call("Volumes/Create", message, _volume)
 
@@ -279,6 +283,15 @@ def clone_volume(id: str, new_name: str, labels: Optional[Mapping[str, str]]) ->
     if labels:
         message["labels"] = strings("labels", labels)
     return Call("Volumes/Clone", message, _volume, slow=True)
+
+
+def snapshot_volume(id: str, name: Optional[str], labels: Optional[Mapping[str, str]]) -> Call[SnapshotInfo]:
+    message: dict[str, Any] = {"name": id}
+    if name:
+        message["snapshotName"] = name
+    if labels:
+        message["labels"] = strings("labels", labels)
+    return Call("Volumes/Snapshot", message, lambda j: SnapshotInfo.parse(j["snapshot"]), slow=True)
 
 
 def list_volume_files(id: str, path: str, depth: int) -> Call[FileList]:

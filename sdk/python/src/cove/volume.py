@@ -14,7 +14,12 @@ from ._values import Size
 from ._wire import Request
 from .client import AsyncClient, Client, default_async_client, default_client, read_all
 from .models import FileList
+from .snapshot import AsyncSnapshot, Snapshot, SnapshotState
 from .state import VolumeInfo
+
+
+def _snapshot_id(snapshot: Optional[Union[SnapshotState, str]]) -> Optional[str]:
+    return snapshot.id if isinstance(snapshot, SnapshotState) else snapshot
 
 
 class VolumeState:
@@ -73,11 +78,12 @@ class Volume(VolumeState):
         size: Size = "1GiB",
         *,
         labels: Optional[Mapping[str, str]] = None,
+        snapshot: Optional[Union[SnapshotState, str]] = None,
         client: Optional[Client] = None,
     ) -> Volume:
-        """Make a volume; AlreadyExists if the name is taken."""
+        """Make a volume, empty or with the content of a directory snapshot; AlreadyExists if the name is taken."""
         client = client or default_client()
-        return cls(client, client.call(_state_calls.create_volume(name, size, labels)))
+        return cls(client, client.call(_state_calls.create_volume(name, size, labels, _snapshot_id(snapshot))))
 
     @classmethod
     def get(cls, name: str, *, client: Optional[Client] = None) -> Volume:
@@ -104,6 +110,10 @@ class Volume(VolumeState):
     def clone(self, new_name: str, *, labels: Optional[Mapping[str, str]] = None) -> Volume:
         """A new volume with the content as it is now."""
         return Volume(self._client, self._client.call(_state_calls.clone_volume(self.id, new_name, labels)))
+
+    def snapshot(self, name: Optional[str] = None, *, labels: Optional[Mapping[str, str]] = None) -> Snapshot:
+        """Freeze its content as it is now, as a directory snapshot."""
+        return Snapshot(self._client, self._client.call(_state_calls.snapshot_volume(self.id, name, labels)))
 
     def delete(self) -> None:
         """Remove it and all it holds; FailedPrecondition while a sandbox has it mounted."""
@@ -184,11 +194,12 @@ class AsyncVolume(VolumeState):
         size: Size = "1GiB",
         *,
         labels: Optional[Mapping[str, str]] = None,
+        snapshot: Optional[Union[SnapshotState, str]] = None,
         client: Optional[AsyncClient] = None,
     ) -> AsyncVolume:
-        """Make a volume; AlreadyExists if the name is taken."""
+        """Make a volume, empty or with the content of a directory snapshot; AlreadyExists if the name is taken."""
         client = client or default_async_client()
-        return cls(client, await client.call(_state_calls.create_volume(name, size, labels)))
+        return cls(client, await client.call(_state_calls.create_volume(name, size, labels, _snapshot_id(snapshot))))
 
     @classmethod
     async def get(cls, name: str, *, client: Optional[AsyncClient] = None) -> AsyncVolume:
@@ -216,6 +227,12 @@ class AsyncVolume(VolumeState):
         """A new volume with the content as it is now."""
         info = await self._client.call(_state_calls.clone_volume(self.id, new_name, labels))
         return AsyncVolume(self._client, info)
+
+    async def snapshot(
+        self, name: Optional[str] = None, *, labels: Optional[Mapping[str, str]] = None
+    ) -> AsyncSnapshot:
+        """Freeze its content as it is now, as a directory snapshot."""
+        return AsyncSnapshot(self._client, await self._client.call(_state_calls.snapshot_volume(self.id, name, labels)))
 
     async def delete(self) -> None:
         """Remove it and all it holds; FailedPrecondition while a sandbox has it mounted."""

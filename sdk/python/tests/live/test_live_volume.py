@@ -85,3 +85,19 @@ def test_names_are_taken_once(live: Live, volume: Any) -> None:
     assert volume.id in [v.id for v in live.Volume.list({LABEL: live.run}, client=live.client)]
     with pytest.raises(cove.NotFound):
         live.Volume.get("nosuchvolume", client=live.client)
+
+
+def test_a_volume_is_frozen_and_made_again(live: Live) -> None:
+    volume = live.Volume.create(live.name("frozen"), "32MiB", client=live.client)
+    volume.files.write("/dir/file", "as it was")
+    snap = volume.snapshot(live.name("frozen-snap"))
+    assert snap.kind == "directory"
+    volume.files.write("/dir/file", "changed")
+    again = live.Volume.create(live.name("thawed"), "32MiB", snapshot=snap, client=live.client)
+    assert again.files.read("/dir/file") == "as it was"
+    with live.create() as sb:
+        snap.mount(sb, "/mnt/frozen")
+        assert sb.exec(["cat", "/mnt/frozen/dir/file"]).stdout == "as it was"
+    for v in (volume, again):
+        v.delete()
+    snap.delete()
