@@ -190,7 +190,7 @@ func checkSnapshots(t *testing.T, w *world.World, all []*stateWorker) {
 			t.Errorf("template %s does not start: %v", tpl.Ref(), err)
 			continue
 		}
-		if got := b.Must(t, "cat /ready"); got != "up" {
+		if got := b.Must(t, "cat /tmp/ready"); got != "up" {
 			t.Errorf("template %s holds %q", tpl.Ref(), got)
 		}
 		if _, err := b.TryKill(t.Context()); err != nil {
@@ -436,7 +436,7 @@ func (k *stateWorker) restore(b *stateBox) bool {
 
 func (k *stateWorker) template() bool {
 	return k.call("template", func(ctx context.Context) error {
-		_, err := k.w.BuildTemplate(ctx, "t-"+k.name, "echo up > /ready; exec sleep 100000", "test -e /ready")
+		_, err := k.w.BuildTemplate(ctx, "t-"+k.name, "echo up > /tmp/ready; exec sleep 100000", "test -e /tmp/ready")
 		return err
 	})
 }
