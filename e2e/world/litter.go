@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -151,8 +152,8 @@ func readJournal(t testing.TB, path string) map[string]entry {
 	live := map[string]entry{}
 	for rest := b[12:]; len(rest) >= 8; {
 		n := int(binary.LittleEndian.Uint32(rest))
-		if n > len(rest)-8 {
-			t.Fatalf("%s is torn after a clean stop", path)
+		if n == 0 || n > len(rest)-8 {
+			break // being written
 		}
 		var r struct {
 			Kind  string           `json:"k"`
@@ -323,4 +324,68 @@ func (a *audit) rest() {
 			a.found("node/%s", n)
 		}
 	}
+}
+
+// KernelOf is the kernel that a sandbox is in now.
+func (w *World) KernelOf(t testing.TB, id string) string {
+	t.Helper()
+	return readJournal(t, filepath.Join(w.Dir, "node", "journal"))[id].Kernel.ID
+}
+
+// BlobsOf are the ids of all blobs of a snapshot; the server must have ended.
+func (w *World) BlobsOf(t testing.TB, id string) (blobs []string) {
+	t.Helper()
+	ctx := context.Background()
+	db, err := sqlite.Open(ctx, filepath.Join(w.Dir, "cove.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	s, err := db.GetSnapshot(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := local.Open(filepath.Join(w.Dir, "state"), local.Options{Keys: w.opts.Keys})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	refs, err := snapshot.Refs(ctx, st, cas.ID(s.Content.Manifest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range refs {
+		blobs = append(blobs, string(r))
+	}
+	return blobs
+}
+
+// FlipByte breaks the stored form of a blob at a random place; back mends it.
+func (w *World) FlipByte(t testing.TB, id string) (back func()) {
+	t.Helper()
+	hex := cas.ID(id).Hex()
+	path := filepath.Join(w.Dir, "state", hex[:2], hex[2:])
+	st, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := rand.Int64N(st.Size())
+	t.Logf("byte %d of %d", at, st.Size())
+	flip := func() {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		var b [1]byte
+		if _, err := f.ReadAt(b[:], at); err != nil {
+			t.Fatal(err)
+		}
+		b[0] ^= 0x10
+		if _, err := f.WriteAt(b[:], at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flip()
+	return flip
 }
