@@ -333,13 +333,37 @@ func sizeOf(dir string) (n int64) {
 	return n
 }
 
+const diskHint = "free disk space on the host; the sandbox goes on"
+
+// hintDisk adds the way out of a full disk where a driver named none.
+func hintDisk(err error) error {
+	var e *sandbox.Error
+	if errors.As(err, &e) && e.Class == sandbox.DiskFull && e.Hint == "" {
+		return e.WithHint(diskHint)
+	}
+	return err
+}
+
+// spoolError is the error of one who filled a spool from inside a sandbox: what
+// comes from there is text, so whether the disk is full is asked of the disk.
+func spoolError(f *os.File, err error) error {
+	if err == nil {
+		return nil
+	}
+	const room = 1 << 20 // what is written at once is less
+	if full := syscall.Fallocate(int(f.Fd()), 0, fileSize(f), room); errors.Is(full, syscall.ENOSPC) || errors.Is(full, syscall.EDQUOT) {
+		err = errors.Join(full, err)
+	}
+	return asDiskError(err)
+}
+
 // asDiskError gives a full disk its class.
 func asDiskError(err error) error {
 	if err == nil {
 		return nil
 	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return sandbox.Errorf(sandbox.DiskFull, "node.state", "%w", err).WithHint("free disk space on the host; the sandbox goes on")
+		return sandbox.Errorf(sandbox.DiskFull, "node.state", "%w", err).WithHint(diskHint)
 	}
 	return fmt.Errorf("node state: %w", err)
 }

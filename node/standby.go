@@ -122,8 +122,19 @@ func (n *Node) standLocked(b *box, s sandbox.Standby, idled bool) {
 	n.armLocked(b)
 }
 
+// endNotice is how long after a call to a dead kernel broke its end may be
+// noticed: the one comes over a socket, the other over a pidfd.
+const endNotice = time.Second
+
 // explain prefers the end of a sandbox over the broken call it caused.
 func (n *Node) explain(b *box, k runtime.Kernel, err error) error {
+	if sandbox.ClassOf(err) == sandbox.Unavailable {
+		select {
+		case <-k.Done():
+		case <-b.ctx.Done():
+		case <-time.After(endNotice):
+		}
+	}
 	if err != nil && isDone(k) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -135,7 +146,7 @@ func (n *Node) explain(b *box, k runtime.Kernel, err error) error {
 	if cause := context.Cause(b.ctx); cause != nil {
 		return cause
 	}
-	return err
+	return hintDisk(err)
 }
 
 // cool puts a sandbox on disk; the caller owns it. If that fails it is as it

@@ -10,6 +10,7 @@
 package main
 
 import (
+	"os"
 	_ "unsafe" // for linkname
 
 	"gvisor.dev/gvisor/pkg/seccomp/precompiledseccomp"
@@ -44,6 +45,7 @@ func register() {
 var _ = version.Version()
 
 func main() {
+	closeStrangers(os.Args)
 	register()
 	maincli.Main()
 }

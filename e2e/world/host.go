@@ -17,16 +17,21 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // cleanWithin is the promise of design section 5: after anything, what runs is
 // what the record says within 30 s.
 const cleanWithin = 30 * time.Second
 
+// mostBlanks are kept after a burst of restores; otherwise one is.
+const mostBlanks = 8
+
 // Host is what a Cove may leave on the machine. Everything that can carry the
 // data directory's name is looked for by it, because other tests run Coves of
-// their own at the same time; the rest (nft, loop devices, named namespaces)
-// is compared as a whole.
+// their own at the same time; the rest (nft, named namespaces) is compared as a
+// whole.
 type Host struct {
 	Processes  []string // with the data directory in their command line
 	Namespaces []string // network namespaces of those processes, and every named one
@@ -35,7 +40,8 @@ type Host struct {
 	Sockets    []string // Unix sockets bound below the data directory
 	Files      []string // of kernels: everything below the runtime's directories
 	Rules      []string // nftables
-	Loops      []string // loop devices in use
+	Loops      []string // loop devices over files below the data directory
+	Memory     []string // what is kept in /dev/shm for the data directory
 }
 
 // HostNow looks at the machine.
@@ -58,9 +64,12 @@ func HostNow(dir string) Host {
 	h.Sockets = linesWith("/proc/net/unix", dir)
 	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, l := range loops {
-		if b, err := os.ReadFile(l); err == nil {
+		if b, err := os.ReadFile(l); err == nil && strings.Contains(string(b), dir+"/") {
 			h.Loops = append(h.Loops, l+" "+strings.TrimSpace(string(b)))
 		}
+	}
+	if _, err := os.Stat(memoryDir(dir)); err == nil {
+		h.Memory = append(h.Memory, memoryDir(dir))
 	}
 	return h
 }
@@ -83,6 +92,7 @@ func (h Host) Less(before Host) map[string][]string {
 	diff("files", h.Files, before.Files)
 	diff("nft rules", h.Rules, before.Rules)
 	diff("loop devices", h.Loops, before.Loops)
+	diff("directories in memory", h.Memory, before.Memory)
 	return extra
 }
 
@@ -126,6 +136,7 @@ func (w *World) unreconciled(ctx context.Context) string {
 	// Only a kernel that was given to a sandbox has a writable layer. After a
 	// reset it soon has another, for the next one.
 	kernels, held := w.Kernels(), 0
+	running = slices.DeleteFunc(running, func(sb sandbox.Sandbox) bool { return sb.Standby == sandbox.Cold })
 	for id := range kernels {
 		if layers, _ := filepath.Glob(filepath.Join(w.Dir, "*", "k", id, "*.upper")); len(layers) > 2 {
 			return fmt.Sprintf("kernel %s has the layers of old episodes: %v", id, layers)
@@ -134,8 +145,8 @@ func (w *World) unreconciled(ctx context.Context) string {
 		}
 	}
 	spare, warm := len(kernels)-held, int(info.WarmKernels)
-	// One blank kernel, made ahead for a restore, is in no list.
-	if held != len(running) || spare < warm || spare > warm+1 {
+	// Blank kernels, made ahead for restores, are in no list.
+	if held != len(running) || spare < warm || spare > warm+mostBlanks {
 		return fmt.Sprintf("%d kernels on the host hold a sandbox and %d sandboxes run; %d hold none and %d are warm", held, len(running), spare, warm)
 	}
 	groups := map[string]bool{}

@@ -22,6 +22,7 @@ import (
 	"connectrpc.com/connect"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/internal/testbin"
 	"github.com/cove-sandbox/cove/wire"
 )
@@ -36,9 +37,11 @@ const (
 
 // Options of a world; the zero value works.
 type Options struct {
-	Flags []string // for serve, after the ones every world has
-	Env   []string // for the server, over the test's own
-	Empty bool     // start without the base image
+	Flags []string     // for serve, after the ones every world has
+	Env   []string     // for the server, over the test's own
+	Empty bool         // start without the base image
+	Keys  *cas.Keyring // with what the flags have state encrypted, to read it
+	In    string       // directory to make the world in; "" is the one for temporary files
 }
 
 // World is one server with its data directory. The methods are for the test's
@@ -74,7 +77,7 @@ func New(t testing.TB, o Options) *World {
 	testbin.Guest(t)
 	w.sweepDead(t)
 
-	dir, err := os.MkdirTemp("", dirPrefix)
+	dir, err := os.MkdirTemp(o.In, dirPrefix)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,6 +222,9 @@ func (w *World) ready(t testing.TB) {
 		})
 	}
 }
+
+// SetFlags is for the starts to come, instead of those of the options.
+func (w *World) SetFlags(flags ...string) { w.opts.Flags = flags }
 
 // Kill ends the server as a crash would: SIGKILL, no goodbye.
 func (w *World) Kill(t testing.TB) {

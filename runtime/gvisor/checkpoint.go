@@ -195,8 +195,9 @@ func (k *Kernel) failedCheckpoint(op, dir string, err error) error {
 	return k.explain(op, err)
 }
 
-// probeSize of room a disk has that is not full.
-const probeSize = 1 << 20
+// probeSize of room a disk has that is not full. The sentry writes pages in
+// pieces of some MiB, and one of those is what did not fit.
+const probeSize = 16 << 20
 
 // probeSpace is the error a disk gives that has no room.
 func probeSpace(dir string) error {

@@ -18,14 +18,28 @@ var _ runtime.Pauser = (*Kernel)(nil)
 
 // pauseMark is what lies in a paused kernel's directory. The sentry cannot be
 // asked whether it is paused, its guest does not answer then, and to resume one
-// that is not paused kills it: so it is written down before and after.
+// that is not paused kills it: so it is written down before and after. A resume
+// renames the mark back to what it is written under, which takes no room: a full
+// disk must not keep a sandbox from waking.
 type pauseMark struct {
-	Settled   bool   `json:"settled"` // false while a pause or a resume is under way
+	Settled   bool   `json:"settled"` // false while a pause is under way
 	Container string `json:"container"`
 	InitPID   int    `json:"init_pid"`
 }
 
 func (k *Kernel) pauseFile() string { return filepath.Join(k.dir(), "paused") }
+
+// unsettledFile is a mark being written or, of a resume under way, taken back.
+func (k *Kernel) unsettledFile() string { return k.pauseFile() + ".new" }
+
+func (k *Kernel) unmarkPause() error {
+	for _, f := range []string{k.pauseFile(), k.unsettledFile()} {
+		if err := os.Remove(f); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
 
 func (k *Kernel) markPause(settled bool) error {
 	k.mu.Lock()
@@ -35,7 +49,7 @@ func (k *Kernel) markPause(settled bool) error {
 	if err != nil {
 		return err
 	}
-	tmp := k.pauseFile() + ".new"
+	tmp := k.unsettledFile()
 	if err := os.WriteFile(tmp, b, 0o600); err != nil {
 		return err
 	}
@@ -66,7 +80,7 @@ func (k *Kernel) Pause(ctx context.Context) (err error) {
 		err = k.sb.Pause(k.id)
 	}
 	if err != nil {
-		_ = os.Remove(k.pauseFile())
+		_ = k.unmarkPause()
 		k.wake(ctx)
 		again()
 		return k.explain(op, err)
@@ -86,8 +100,8 @@ func (k *Kernel) Resume(ctx context.Context) error {
 	if !k.Paused() {
 		return nil
 	}
-	if err := k.markPause(false); err != nil {
-		return k.explain(op, err)
+	if err := os.Rename(k.pauseFile(), k.unsettledFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return k.explain(op, err) // not there: a resume before this one failed
 	}
 	if err := k.sb.Resume(k.id); err != nil {
 		return k.explain(op, err)
@@ -99,7 +113,7 @@ func (k *Kernel) Resume(ctx context.Context) error {
 	if again != nil {
 		again()
 	}
-	if err := os.Remove(k.pauseFile()); err != nil {
+	if err := k.unmarkPause(); err != nil {
 		return k.explain(op, err)
 	}
 	k.wake(ctx)
@@ -127,30 +141,32 @@ const (
 // adoptPaused takes back a kernel that stands still; false if it runs.
 func (k *Kernel) adoptPaused(ctx context.Context) (bool, error) {
 	b, err := os.ReadFile(k.pauseFile())
+	settled := err == nil
+	if errors.Is(err, os.ErrNotExist) {
+		b, err = os.ReadFile(k.unsettledFile())
+	}
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
-	}
-	var m pauseMark
-	if err == nil {
-		err = json.Unmarshal(b, &m)
 	}
 	if err != nil {
 		return false, err
 	}
+	var m pauseMark
+	markErr := json.Unmarshal(b, &m) // half of one is of a kernel that still ran
 	secret, err := hex.DecodeString(k.saved.Secret)
 	if err != nil {
 		return false, err
 	}
 	k.guest = guest.NewClient(k.dial, secret)
-	if !m.Settled {
+	if !settled || !m.Settled || markErr != nil {
 		// Our process died within a millisecond's work. Running, it answers.
 		pctx, cancel := context.WithTimeout(ctx, unsettledWait)
 		defer cancel()
 		if k.guest.Ping(pctx) == nil {
 			k.guest.Close()
-			return false, os.Remove(k.pauseFile())
+			return false, k.unmarkPause()
 		}
-		if err := ctx.Err(); err != nil {
+		if err := errors.Join(ctx.Err(), markErr); err != nil {
 			k.guest.Close()
 			return false, err
 		}
