@@ -66,12 +66,22 @@ func (p places) announce(url string) error {
 
 // crashed says whether the last server here ended without a word.
 func (p places) crashed() bool {
+	pid, runs := p.server()
+	return pid > 0 && !runs
+}
+
+// server is the process that serves this directory, or the one that did and
+// ended without a word; 0 for none.
+func (p places) server() (pid int, runs bool) {
 	b, err := os.ReadFile(filepath.Join(p.dir, "pid"))
 	if err != nil {
-		return false // it ended properly, or there was none
+		return 0, false // it ended properly, or there was none
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	return err == nil && syscall.Kill(pid, 0) == syscall.ESRCH
+	pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 0, false
+	}
+	return pid, syscall.Kill(pid, 0) != syscall.ESRCH
 }
 
 func (p places) retract() { _ = os.Remove(filepath.Join(p.dir, "pid")) }

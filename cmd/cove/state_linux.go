@@ -34,6 +34,10 @@ func openState(c cli.ServeConfig, at places) (*node.StateConfig, *local.Store, e
 		time.Sleep(5 * time.Millisecond)
 		st, err = local.Open(at.state(), local.Options{Keys: keys})
 	}
+	if pid, ok := at.server(); err != nil && ok {
+		return nil, nil, sandbox.Errorf(sandbox.Precondition, "serve", "%s is in use by process %d: %w", at.dir, pid, err).
+			WithHint("stop that server first, or give this one a --data of its own")
+	}
 	if err != nil {
 		return nil, nil, err
 	}
