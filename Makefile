@@ -100,7 +100,13 @@ race: ## the race detector over what needs no gVisor (needs a C compiler)
 lint: $(TOOLS)/staticcheck-$(STATICCHECK) ## gofmt, go vet, staticcheck; ruff and mypy where installed
 	@STATICCHECK=$< scripts/lint.sh
 
-bench: build $(VENV)/.test ## measure; prints a table, keeps JSON under bench/results/
+# What others run: gVisor's own main, without the program compiled ahead that
+# bin/runsc has.
+$(TOOLS)/runsc-plain: go.mod go.sum
+	@mkdir -p $(TOOLS)
+	@$(GOBUILD) -ldflags '-s -w' -o $@ gvisor.dev/gvisor/runsc && touch $@
+
+bench: build $(VENV)/.test $(TOOLS)/runsc-plain ## measure; prints a table, keeps JSON under bench/results/
 	@scripts/deps.sh server bench
 	@scripts/bench.sh $(BENCH)
 

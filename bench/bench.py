@@ -108,7 +108,7 @@ def one_life(raw: Raw, times: dict[str, list[float]]) -> None:
 def bench_create(rounds: int, erofs: str) -> dict[str, Any]:
     raw, bundle = Raw(), Bundle(erofs, ["true"])
     runsc = [
-        str(REPO / "bin" / "runsc"),
+        str(REPO / ".cache" / "tools" / "runsc-plain"),
         "--network=none",
         "--root",
         str(bundle.dir / "runsc"),

@@ -543,6 +543,9 @@ func (k *Kernel) Stats(ctx context.Context) (sandbox.Stats, error) {
 		return s, sandbox.Errorf(sandbox.NotFound, "gvisor.stats", "kernel %s: %w", k.id, err)
 	}
 	s.Memory += k.saved.BootMemory
+	if s.MemoryPeak > 0 {
+		s.MemoryPeak += k.saved.BootMemory
+	}
 	k.mu.Lock()
 	cid, paused := k.container, k.paused
 	k.mu.Unlock()
