@@ -1,9 +1,28 @@
 package gvisor
 
 import (
+	"time"
+
+	"github.com/cove-sandbox/cove/runtime"
+)
+
+import (
 	"context"
 	"net"
 )
 
 // Dial connects to a guest as the driver does.
 func Dial(ctx context.Context, k *Kernel) (net.Conn, error) { return k.dial(ctx) }
+
+// HostCPU is the CPU time of a kernel, or of a blank, without its guest being
+// asked, which would warm it.
+func HostCPU(k runtime.Kernel) time.Duration {
+	if b, ok := k.(*blank); ok {
+		k = b.Kernel
+	}
+	s, err := k.(*Kernel).d.groups.stats(k.ID())
+	if err != nil {
+		panic(err)
+	}
+	return s.CPUTime
+}
