@@ -85,10 +85,10 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 			}
 		}()
 	default:
-		if err := k.guest.Freeze(ctx); err != nil {
+		if err := k.freeze(ctx); err != nil {
 			return cp, k.explain(op, err)
 		}
-		defer k.wake(ctx)
+		defer k.wake()
 	}
 	if err := k.guest.Park(ctx); err != nil {
 		return cp, k.explain(op, err)

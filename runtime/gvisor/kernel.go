@@ -57,6 +57,7 @@ type Kernel struct {
 	spareTimer *time.Timer
 	spareAgain func()        // ends the time without a spare that a pause began; nil unless paused
 	cleaned    chan struct{} // closed unless containers that were left are being destroyed
+	thawed     chan struct{} // closed unless the guest is being thawed
 	paused     bool
 	destroyed  bool
 }
@@ -76,8 +77,9 @@ type saved struct {
 var _ runtime.Kernel = (*Kernel)(nil)
 
 func newKernel(d *Driver, id string) *Kernel {
-	k := &Kernel{d: d, id: id, done: make(chan struct{}), cleaned: make(chan struct{})}
+	k := &Kernel{d: d, id: id, done: make(chan struct{}), cleaned: make(chan struct{}), thawed: make(chan struct{})}
 	close(k.cleaned)
+	close(k.thawed)
 	d.kernels.Store(k, nil)
 	return k
 }

@@ -71,7 +71,7 @@ func (k *Kernel) Pause(ctx context.Context) (err error) {
 	}
 	// Now, while the sentry can still destroy it: a checkpoint may follow.
 	again := k.withoutSpare()
-	if err := k.guest.Freeze(ctx); err != nil {
+	if err := k.freeze(ctx); err != nil {
 		again()
 		return k.explain(op, err)
 	}
@@ -81,7 +81,7 @@ func (k *Kernel) Pause(ctx context.Context) (err error) {
 	}
 	if err != nil {
 		_ = k.unmarkPause()
-		k.wake(ctx)
+		k.wake()
 		again()
 		return k.explain(op, err)
 	}
@@ -116,19 +116,44 @@ func (k *Kernel) Resume(ctx context.Context) error {
 	if err := k.unmarkPause(); err != nil {
 		return k.explain(op, err)
 	}
-	k.wake(ctx)
+	k.wake()
 	return nil
 }
 
-// wake lets requests through and deadlines run again, which must happen even
-// if the caller has left.
-func (k *Kernel) wake(ctx context.Context) {
-	k.guest.Release()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wakeWait)
-	defer cancel()
-	if err := k.guest.Thaw(ctx); err != nil {
-		k.d.log.Warn("the guest does not thaw", "kernel", k.id, "err", err)
+// freeze stops the guest's deadlines. A thaw still under way comes first, for
+// after it they would run.
+func (k *Kernel) freeze(ctx context.Context) error {
+	k.mu.Lock()
+	thawed := k.thawed
+	k.mu.Unlock()
+	select {
+	case <-thawed:
+	case <-ctx.Done():
+		return sandbox.Errorf(sandbox.Canceled, "", "waiting for the guest to wake: %w", ctx.Err())
 	}
+	return k.guest.Freeze(ctx)
+}
+
+// wake lets requests through and deadlines run again, which must happen even
+// if the caller has left. The thaw is a round trip to a guest that has to wake
+// up, 1 of 2 ms of a resume, and nobody need wait for it: the kernel runs.
+func (k *Kernel) wake() {
+	k.guest.Release()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.destroyed {
+		return
+	}
+	thawed := make(chan struct{})
+	k.thawed = thawed
+	k.watchers.Go(func() {
+		defer close(thawed)
+		ctx, cancel := context.WithTimeout(context.Background(), wakeWait)
+		defer cancel()
+		if err := k.guest.Thaw(ctx); err != nil && !isClosed(k.done) {
+			k.d.log.Warn("the guest does not thaw", "kernel", k.id, "err", err)
+		}
+	})
 }
 
 const (
