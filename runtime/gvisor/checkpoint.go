@@ -185,7 +185,11 @@ func (k *Kernel) failedCheckpoint(op, dir string, err error) error {
 	full := probeSpace(dir)
 	ents, _ := os.ReadDir(dir)
 	for _, e := range ents {
-		if rerr := os.RemoveAll(filepath.Join(dir, e.Name())); rerr != nil {
+		name := filepath.Join(dir, e.Name())
+		// A sentry keeps open what it failed to write: the name alone would not
+		// free the space.
+		_ = os.Truncate(name, 0)
+		if rerr := os.RemoveAll(name); rerr != nil {
 			err = errors.Join(err, rerr)
 		}
 	}
