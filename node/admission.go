@@ -81,6 +81,17 @@ func (l *Ledger) SetLowDisk(low bool) { l.lowDisk = low }
 // this machine could never hold it, sandbox.ErrNoCapacity naming the shortage
 // where it could, asked again after retry.
 func (l *Ledger) Admit(r sandbox.Resources, retry time.Duration) error {
+	return l.admit(r, retry, false)
+}
+
+// Readmit is Admit for a sandbox that wakes. The disk's reserve is kept from new
+// ones, not from those that are here: with less than that free they could not be
+// reached for as long as it lasts.
+func (l *Ledger) Readmit(r sandbox.Resources, retry time.Duration) error {
+	return l.admit(r, retry, true)
+}
+
+func (l *Ledger) admit(r sandbox.Resources, retry time.Duration, wakes bool) error {
 	if err := l.fits(r); err != nil {
 		return err
 	}
@@ -101,7 +112,7 @@ func (l *Ledger) Admit(r sandbox.Resources, retry time.Duration) error {
 		return short("disk", r.Disk, total.Disk-l.used.Disk, "B")
 	case r.MilliCPU > total.MilliCPU-l.used.MilliCPU:
 		return short("cpu", r.MilliCPU, total.MilliCPU-l.used.MilliCPU, "m")
-	case l.lowDisk:
+	case l.lowDisk && !wakes:
 		return &sandbox.Error{Class: sandbox.NoCapacity, Op: "node.admit", RetryAfter: retry,
 			Msg:  fmt.Sprintf("the host has less than %s of disk free", amount(l.limits.DiskReserve, "B")),
 			Hint: "free disk space on the host; killing sandboxes frees theirs"}

@@ -76,15 +76,26 @@ func (m *mountFiles) sweep(keep map[string]bool) error {
 
 // mountFile is the EROFS file of a directory snapshot.
 func (n *Node) mountFile(ctx context.Context, d Deriver, c sandbox.Content) (string, error) {
-	return n.mounts.get(c.Manifest, func() (string, error) {
+	made := ""
+	path, err := n.mounts.get(c.Manifest, func() (string, error) {
 		img, err := n.piped(ctx, c, func(r io.Reader) (sandbox.Image, error) {
 			return d.FromTar(ctx, r, func(sandbox.Progress) {})
 		})
 		if err != nil {
 			return "", err
 		}
+		made = img.ID
 		return n.cfg.Images.Path(img.ID)
 	})
+	// No record names it as an image: left in the library it would stay for ever.
+	if lib, ok := n.cfg.Images.(interface {
+		Delete(ctx context.Context, id string) error
+	}); ok && made != "" {
+		if derr := lib.Delete(context.WithoutCancel(ctx), made); derr != nil {
+			n.log.Warn("a mounted snapshot is in the image library too; an image prune removes it", "image", made, "err", derr)
+		}
+	}
+	return path, err
 }
 
 // mounted records that b needs a manifest from now on, before it does.

@@ -294,7 +294,7 @@ func (n *Node) entryOf(b *box, k runtime.Kernel) *entry {
 func (n *Node) room(ctx context.Context, b *box) error {
 	for {
 		n.mu.Lock()
-		err := n.ledger.Admit(b.resources, time.Second)
+		err := n.ledger.Readmit(b.resources, time.Second)
 		b.held = err == nil
 		n.mu.Unlock()
 		if err == nil || sandbox.ClassOf(err) != sandbox.NoCapacity {

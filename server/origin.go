@@ -265,7 +265,7 @@ func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (san
 	var nodeErr error
 	if b.from != nil {
 		took, nodeErr = s.node.CreateFrom(ctx, sb, b.img, *b.from)
-		nodeErr = wayOut(nodeErr)
+		nodeErr = s.wayOut(ctx, *b.from, nodeErr)
 	} else {
 		took, nodeErr = s.node.Create(ctx, sb, b.img)
 	}
@@ -286,11 +286,20 @@ func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (san
 }
 
 // wayOut adds to a refusal to restore memory (another machine, another build)
-// what still works, where the node did not say.
-func wayOut(err error) error {
+// what still works: the newest filesystem snapshot of the same sandbox, or that
+// there is none.
+func (s *Server) wayOut(ctx context.Context, from sandbox.Snapshot, err error) error {
 	var e *sandbox.Error
-	if !errors.As(err, &e) || e.Hint != "" || e.Class != sandbox.Unsupported && e.Class != sandbox.Precondition {
+	if !errors.As(err, &e) || e.Class != sandbox.Unsupported && e.Class != sandbox.Precondition {
 		return err
 	}
-	return e.WithHint("memory goes only where it came from; a filesystem snapshot of the same sandbox starts anywhere")
+	hint := "memory goes only where it came from; a filesystem snapshot starts anywhere, but there is none of sandbox " + from.Sandbox
+	snaps, _, lerr := s.store.ListSnapshots(ctx, store.SnapshotFilter{Sandbox: from.Sandbox, Kind: sandbox.FilesystemSnapshot, PageSize: 1})
+	switch {
+	case lerr != nil || from.Sandbox == "":
+		hint = "memory goes only where it came from; a filesystem snapshot of the same sandbox starts anywhere"
+	case len(snaps) > 0:
+		hint = "memory goes only where it came from; the filesystem snapshot of the same sandbox still starts: cove create --snapshot " + nameOf(snaps[0])
+	}
+	return e.WithHint("%s", hint)
 }

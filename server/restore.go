@@ -45,7 +45,7 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 		if errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrEnded) {
 			s.ends.forgetResets(id)
 		}
-		return nil, s.explain(ctx, id, wayOut(err))
+		return nil, s.explain(ctx, id, s.wayOut(ctx, snap, err))
 	}
 	var sb sandbox.Sandbox
 	update := func(ctx context.Context) (err error) {

@@ -58,6 +58,12 @@ func (p places) make() error {
 
 // announce says that a server runs here and where.
 func (p places) announce(url string) error {
+	for _, name := range []string{"url", "pid", "key"} { // of a server that was killed right here
+		left, _ := filepath.Glob(filepath.Join(p.dir, "."+name+"-*"))
+		for _, f := range left {
+			_ = os.Remove(f)
+		}
+	}
 	if err := writeWhole(filepath.Join(p.dir, "url"), url+"\n", 0o644); err != nil {
 		return err
 	}

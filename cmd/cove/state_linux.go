@@ -42,6 +42,15 @@ func openState(c cli.ServeConfig, at places) (*node.StateConfig, *local.Store, e
 		return nil, nil, err
 	}
 	cfg := &node.StateConfig{Store: st, Plain: at.plain()}
+	// The node empties the place it uses. The other one may hold what a server
+	// left that was killed before keys were given or taken away.
+	other := at.plainInMemory()
+	if keys != nil {
+		other = at.plain()
+	}
+	if err := os.RemoveAll(other); err != nil {
+		return nil, nil, errors.Join(err, st.Close())
+	}
 	if keys != nil {
 		cfg.Plain, cfg.KeepPlain = at.plainInMemory(), -1
 		var fsInfo unix.Statfs_t

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cas/local"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -244,6 +246,16 @@ func (a *audit) kernels() {
 	for k := range running {
 		if want[k] == "" {
 			a.found("kernel %s", k)
+		}
+	}
+	for k, pid := range running {
+		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		for _, fd := range fds {
+			var st unix.Stat_t
+			// A file without a name takes space all the same.
+			if to, err := os.Readlink(fd); err == nil && strings.HasPrefix(to, a.w.Dir+"/checkpoints/") && unix.Stat(fd, &st) == nil && st.Blocks > 0 {
+				a.found("%d bytes of %s, open in kernel %s", st.Blocks*512, to, k)
+			}
 		}
 	}
 	for k, id := range want {

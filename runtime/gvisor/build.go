@@ -53,6 +53,9 @@ func (b build) String() string {
 	return fmt.Sprintf("gvisor=%s;guest=%s;arch=%s;line=%s;cpu=%s", b.gvisor, b.guest, b.arch, b.line, strings.Join(b.cpu, ","))
 }
 
+// code is what runs in a kernel: its gVisor and its guest.
+func (b build) code() string { return b.gvisor + "/" + b.guest }
+
 func parseBuild(s string) build {
 	var b build
 	for part := range strings.SplitSeq(s, ";") {

@@ -52,6 +52,11 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	if container == "" || init == 0 {
 		return cp, sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
 	}
+	if k.saved.Build != "" && k.saved.Build != k.d.build.code() {
+		// Cold standby would end its kernel for a state nothing here restores.
+		return cp, sandbox.Errorf(sandbox.Precondition, op, "kernel %s was booted with %s, this node restores with %s", k.id, k.saved.Build, k.d.build.code()).
+			WithHint("its memory cannot be saved any more; a filesystem snapshot of it can be taken")
+	}
 	if ents, err := os.ReadDir(dir); err != nil || len(ents) > 0 {
 		return cp, sandbox.InvalidField("dir", "%s must be an empty directory (%d entries, %v)", dir, len(ents), err)
 	}
@@ -185,7 +190,11 @@ func (k *Kernel) failedCheckpoint(op, dir string, err error) error {
 	full := probeSpace(dir)
 	ents, _ := os.ReadDir(dir)
 	for _, e := range ents {
-		if rerr := os.RemoveAll(filepath.Join(dir, e.Name())); rerr != nil {
+		name := filepath.Join(dir, e.Name())
+		// A sentry keeps open what it failed to write: the name alone would not
+		// free the space.
+		_ = os.Truncate(name, 0)
+		if rerr := os.RemoveAll(name); rerr != nil {
 			err = errors.Join(err, rerr)
 		}
 	}

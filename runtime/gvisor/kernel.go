@@ -72,6 +72,9 @@ type saved struct {
 	// BootMemory is what the sentry held before it joined its cgroup and is
 	// therefore not counted there (v1 only).
 	BootMemory int64 `json:"boot_memory"`
+	// Build is the gVisor and the guest it was booted with, which are not
+	// always those of the driver that adopts it; "" where that was not kept.
+	Build string `json:"build,omitempty"`
 }
 
 var _ runtime.Kernel = (*Kernel)(nil)

@@ -1,0 +1,174 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cove-sandbox/cove/cas"
+	"github.com/cove-sandbox/cove/e2e/world"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// holders are the files below dir that have marker in them.
+func holders(t *testing.T, dir, marker string) (found []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if bytes.Contains(b, []byte(marker)) {
+			rel, _ := filepath.Rel(dir, path)
+			found = append(found, rel)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// writeKeys makes a key file, the first key the active one.
+func writeKeys(t *testing.T, path string, keys ...[cas.KeySize]byte) {
+	t.Helper()
+	var b strings.Builder
+	for _, k := range keys {
+		fmt.Fprintln(&b, hex.EncodeToString(k[:]))
+	}
+	if err := os.WriteFile(path, []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestStateEncrypted puts a marker into memory, files and variables of a
+// sandbox, takes its state in every way, and reads the disk.
+func TestStateEncrypted(t *testing.T) {
+	first, second := cas.NewKey(), cas.NewKey()
+	ring := cas.NewKeyring(second, first)
+	file := filepath.Join(t.TempDir(), "keys")
+	writeKeys(t, file, first)
+	w := world.New(t, world.Options{Flags: []string{"--state-keys", file}, Keys: ring})
+	fresh := cas.NewKey()
+	marker, env := "marker-"+hex.EncodeToString(fresh[:16]), "env-"+hex.EncodeToString(fresh[16:])
+	spec := world.Small()
+	spec.Env = map[string]string{"SECRET": env}
+	b := w.Create(t, spec)
+	b.Write(t, "/d/file", []byte(marker))
+	b.Must(t, "cp /d/file /dev/shm/file; (x=$(cat /d/file); sleep 100000; echo $x) >/dev/null 2>&1 </dev/null &")
+	var snaps []sandbox.Snapshot
+	for _, k := range []world.Take{{Kind: sandbox.MemorySnapshot}, {Kind: sandbox.FilesystemSnapshot}, {Kind: sandbox.DirectorySnapshot, Path: "/d"}} {
+		snaps = append(snaps, b.Snapshot(t, k))
+	}
+	asleep := func() *world.Box {
+		kids, err := b.TryFork(t.Context(), 1, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kids[0].Pause(t, true)
+		return kids[0]
+	}
+	cold := asleep()
+	if w.Blobs() == 0 {
+		t.Fatal("nothing was stored")
+	}
+	look := func(what string) {
+		t.Helper()
+		for _, f := range holders(t, w.Dir, marker) {
+			if top, _, _ := strings.Cut(f, "/"); top != "gvisor" && top != "images" { // the live layer; see docs/security-boundary.md
+				t.Errorf("%s: the marker is in %s", what, f)
+			}
+		}
+		for _, f := range holders(t, w.Dir, env) { // variables are part of the record
+			if !strings.HasPrefix(f, "cove.db") && f != "node/journal" && !strings.HasPrefix(f, "gvisor/") {
+				t.Errorf("%s: the variable is in %s", what, f)
+			}
+		}
+		if left, _ := filepath.Glob(filepath.Join(w.Dir, "checkpoints", "*")); len(left) > 0 {
+			t.Errorf("%s: plain checkpoints on disk: %v", what, left)
+		}
+		if left, _ := filepath.Glob(w.MemoryDir() + "/*"); len(left) > 0 {
+			t.Errorf("%s: plain checkpoints in memory: %v", what, left)
+		}
+	}
+	look("at rest")
+	use := func(what string) {
+		t.Helper()
+		c, err := w.TryCreate(t.Context(), world.From(snaps[0].ID), "")
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if got := c.Must(t, "cat /d/file /dev/shm/file"); got != marker+marker {
+			t.Errorf("%s: %q", what, got)
+		}
+		if _, err := c.TryKill(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if got := cold.Must(t, "cat /dev/shm/file"); got != marker {
+			t.Errorf("%s: woken with %q", what, got)
+		}
+		cold.Pause(t, true)
+	}
+	use("with the key")
+	look("after use")
+	w.Stop(t)
+	if _, err := os.Stat(w.MemoryDir()); err == nil {
+		t.Errorf("%s is there after a stop", w.MemoryDir())
+	}
+	writeKeys(t, file, second, first)
+	w.Start(t)
+	use("after a rotation")
+	later := b.Snapshot(t, world.Take{Kind: sandbox.FilesystemSnapshot})
+	w.Stop(t)
+	writeKeys(t, file, second)
+	w.Start(t)
+	// What was sealed with a key that is gone says which.
+	sum := sha256.Sum256(first[:])
+	_, err := w.TryCreate(t.Context(), world.From(snaps[0].ID), "")
+	wantError(t, "create without the key", err, sandbox.Precondition, hex.EncodeToString(sum[:8]))
+	wantError(t, "verify without the key", w.Verify(t.Context(), snaps[0].ID), sandbox.Precondition, hex.EncodeToString(sum[:8]))
+	_ = later
+	writeKeys(t, file, second, first)
+	w.Restart(t)
+	use("with both again")
+	look("in the end")
+	w.AssertNoLitter(t)
+}
+
+// TestStatePlainLeft gives keys to a server that was killed without: what it
+// had in plain on disk must go.
+func TestStatePlainLeft(t *testing.T) {
+	w := world.New(t, world.Options{})
+	b := w.Create(t, world.Small())
+	b.Must(t, "echo x > /dev/shm/x")
+	b.Snapshot(t, world.Take{Kind: sandbox.MemorySnapshot})
+	plain := filepath.Join(w.Dir, "checkpoints", "*")
+	if left, _ := filepath.Glob(plain); len(left) == 0 {
+		t.Fatal("no plain checkpoint is kept: the test shows nothing")
+	}
+	w.Kill(t)
+	file := filepath.Join(t.TempDir(), "keys")
+	writeKeys(t, file, cas.NewKey())
+	w.SetFlags("--state-keys", file)
+	w.Start(t)
+	if left, _ := filepath.Glob(plain); len(left) > 0 {
+		t.Errorf("with keys, plain checkpoints are on disk: %v", left)
+	}
+	w.Kill(t)
+	if err := os.MkdirAll(filepath.Join(w.MemoryDir(), "left"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.SetFlags()
+	w.Start(t)
+	if _, err := os.Stat(w.MemoryDir()); err == nil {
+		t.Error("without keys, plain checkpoints are in memory")
+	}
+	w.AssertNoLitter(t)
+}
