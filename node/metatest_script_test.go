@@ -77,7 +77,7 @@ var plots = []string{
 	"W sigblock 3; W sigtake; W sigtake",
 	"W mkdir D/w; W chdir D/w; W cwd; W write x T; V tree D; V sh rm -r D/w; W cwd; W chdir /w",
 	"W umask 27; W unlink F; W write F T; V stat F; W umask 22; W umask 22",
-	"W setenv COVE_I T; W sh echo $COVE_I; W getenv COVE_I; V getenv COVE_I",
+	"W setenv K_I T; W sh echo $K_I; W getenv K_I; V getenv K_I",
 	"W nice 3; W nice 0; W nice 0",
 	"W seed N; W draw; W draw",
 	"W uname; V uname",
@@ -92,7 +92,7 @@ var plots = []string{
 
 // What a child may be blocked in; see calls in meta_procs.py.
 var blocking = strings.Fields(`read readv write poll polltime select selecttime epoll epolltime nanosleep clocksleep flock lockf
-	accept recv recvtime recvtcp futex futextime eventfd timerfd inotify tty wait msgrcv semop sigwait pause`)
+	accept recv recvtime recvtcp futex futextime eventfd timerfd inotify tty fifo wait msgrcv semop sigwait pause`)
 
 var lowerFiles = []string{"/etc/profile", "/etc/issue", "/etc/passwd", "/etc/bash.bashrc", "/etc/debian_version"}
 
