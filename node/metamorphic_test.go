@@ -17,22 +17,22 @@ import (
 // TestMetamorphic runs random scripts straight through, and cut in two by
 // everything that may happen to a sandbox. What a script sees must not tell.
 //
-//	COVE_META=200       that many scripts
-//	COVE_META_SEED=17   this one only, with what it saw
+//	COVE_META=200                     that many scripts
+//	COVE_META_SEED=17                 this one only, with what it saw
+//	COVE_META=50 COVE_META_SEED=151   seeds 151 to 200
 //
 // docs/state.md has what does differ; no plot looks at that.
 func TestMetamorphic(t *testing.T) {
-	count, first := number(t, "COVE_META", 25), number(t, "COVE_META_SEED", 0)
+	first, count := number(t, "COVE_META_SEED", 1), number(t, "COVE_META", 25)
 	workers := 3 // the waits of one are the work of the others
-	if first != 0 {
+	one := os.Getenv("COVE_META_SEED") != "" && os.Getenv("COVE_META") == ""
+	if one {
 		count, workers = 1, 1
-	} else {
-		first = 1
 	}
 	m := newMachine(t)
 	seeds := make(chan int)
 	var wg sync.WaitGroup
-	trials := &trials{machine: m, kept: map[string]bool{}}
+	trials := &trials{machine: m, verbose: one, kept: map[string]bool{}}
 	for w := range workers {
 		id := fmt.Sprint("w", w)
 		m.create(id)
@@ -64,6 +64,7 @@ func number(t *testing.T, env string, otherwise int) int {
 
 type trials struct {
 	*machine
+	verbose bool
 
 	mu   sync.Mutex
 	kept map[string]bool // manifests in use
@@ -111,12 +112,13 @@ func (r *trials) trial(t *testing.T, id string, s script) {
 	if !check(err) {
 		return
 	}
-	if os.Getenv("COVE_META_SEED") != "" {
+	if r.verbose {
 		t.Logf("seed %d, cut after step %d:\n%s", s.seed, s.cut, want)
 	}
-	last := time.Now()
+	start, last := time.Now(), time.Now()
+	defer func() { t.Logf("seed %d, %d steps: %.1f s", s.seed, len(s.steps), time.Since(start).Seconds()) }()
 	same := func(way, got string, err error) {
-		if os.Getenv("COVE_META_SEED") != "" {
+		if r.verbose {
 			t.Logf("%s: %v", way, time.Since(last))
 			last = time.Now()
 		}
@@ -142,7 +144,7 @@ func (r *trials) trial(t *testing.T, id string, s script) {
 	if !check(err) {
 		return
 	}
-	r.fork(ctx, id, e, func(way, child string, err error) {
+	r.fork(ctx, id, func(way, child string, err error) {
 		var got string
 		if err == nil {
 			got, err = after(e, child, out)
@@ -154,12 +156,10 @@ func (r *trials) trial(t *testing.T, id string, s script) {
 		return
 	}
 	defer release()
-	child := id + "r"
-	_, err = r.CreateFrom(ctx, sandbox.Sandbox{ID: child + fmt.Sprint(s.seed), Spec: spec()}, r.img, snap)
-	var got string
-	if err == nil {
-		got, err = after(e, child+fmt.Sprint(s.seed), out)
-		r.end(t, child+fmt.Sprint(s.seed))
+	child, got := fmt.Sprint(id, "r", r.number()), ""
+	if _, err = r.CreateFrom(ctx, sandbox.Sandbox{ID: child, Spec: spec()}, r.img, snap); err == nil {
+		got, err = after(e, child, out)
+		r.end(child)
 	}
 	same("restored", got, err)
 	got, err = after(e, id, out)
@@ -171,7 +171,7 @@ func (r *trials) trial(t *testing.T, id string, s script) {
 }
 
 // fork hands on the children of two.
-func (r *trials) fork(ctx context.Context, id string, e session, each func(way, child string, err error)) {
+func (r *trials) fork(ctx context.Context, id string, each func(way, child string, err error)) {
 	c, _, err := r.Snapshot(ctx, id, node.SnapshotRequest{Kind: sandbox.MemorySnapshot})
 	if err != nil {
 		each("fork", "", err)
@@ -193,7 +193,7 @@ func (r *trials) fork(ctx context.Context, id string, e session, each func(way, 
 	for i, child := range children {
 		each(fmt.Sprint("forked, child ", i+1), child, errs[i])
 		if errs[i] == nil {
-			r.end(r.t, child)
+			r.end(child)
 		}
 	}
 }
@@ -229,9 +229,9 @@ func (r *trials) number() int {
 	return r.execs
 }
 
-func (r *trials) end(t *testing.T, id string) {
-	if err := r.Kill(t.Context(), id, sandbox.End{Cause: sandbox.KilledByUser}); err != nil {
-		t.Error(err)
+func (r *trials) end(id string) {
+	if err := r.Kill(r.t.Context(), id, sandbox.End{Cause: sandbox.KilledByUser}); err != nil {
+		r.t.Error(err)
 	}
 }
 

@@ -35,7 +35,7 @@ const metaExec = "script"
 var errEnough = errors.New("enough")
 
 // stuckAfter ends a step that would never end; nothing is measured against it.
-const stuckAfter = 40 * time.Second
+const stuckAfter = 2 * time.Minute
 
 func (m *machine) begin(ctx context.Context, id string, s script) (session, error) {
 	e := session{m: m, id: id}
