@@ -112,7 +112,7 @@ func (e *session) collect(ctx context.Context, mark string, f func(context.Conte
 	err = f(ctx, g, func(ev sandbox.ProcessEvent) error {
 		switch {
 		case ev.Output != nil:
-			if ev.Output.Stream != sandbox.Stderr && ev.Output.Offset != e.offset {
+			if ev.Output.Offset != e.offset {
 				return fmt.Errorf("output goes on at %d, not at %d", ev.Output.Offset, e.offset)
 			}
 			out = append(out, ev.Output.Data...)

@@ -26,9 +26,16 @@ def fork(child):
     return pid
 
 
+def settled():
+    "Nobody but this process is doing anything."
+    others = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]
+    return all(stat_of(p)[1] != "R" for p in others)
+
+
 @op
 def procs():
     "Every process: who it is, whose child, what it has open."
+    until(settled, "quiet")
     out = []
     for pid in sorted(int(p) for p in os.listdir("/proc") if p.isdigit()):
         comm, state, ppid, pgrp, sid = stat_of(pid)
@@ -66,13 +73,14 @@ def kid(slot, how, arg="7"):
         until(lambda: stat_of(S[slot])[4] == S[slot], "a session")
     elif how == "env":
         S[slot] = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {"COVE_META": arg})
-        until(lambda: stat_of(S[slot])[0] == "sleep", "a sleeper")
+        until(lambda: stat_of(S[slot])[:2] == ("sleep", "S"), "a sleeper")
     return "pid", S[slot]
 
 
 @op
 def kidsee(slot):
     p = S[slot]
+    until(lambda: stat_of(p)[1] != "R", "quiet")
     comm, state, ppid, pgrp, sid = stat_of(p)
     with open("/proc/%d/environ" % p) as e, open("/proc/%d/cmdline" % p) as c:
         return comm, state, ppid == os.getpid(), pgrp == p, sid == p, "COVE_META=" in e.read(), c.read().split("\0")[0]
@@ -125,14 +133,16 @@ def thread(slot):
     q, a = queue.SimpleQueue(), queue.SimpleQueue()
 
     def count():
-        signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         total = 0
+        a.put(total)
         while True:
             total += q.get()
             a.put(total)
 
     threading.Thread(target=count, daemon=True).start()
     S[slot] = q, a
+    return a.get(timeout=30)
 
 
 @op

@@ -146,6 +146,7 @@ def spawn(name, kind, parent):
 
 
 def main():
+    os.dup2(1, 2)  # two pipes have no order
     if os.isatty(0):
         import termios, tty
 
