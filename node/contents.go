@@ -54,7 +54,12 @@ type contents struct {
 	mu      sync.Mutex
 	plain   map[string]*plainDir // by manifest, or by name if it is not in the store
 	pending map[cas.ID]time.Time // made here and not in any keep list yet
+	packs   map[*pack]bool       // on their way into the store
+	sweeps  map[*sweep]bool      // collections under way
 }
+
+// pack is content on its way into the store; no list of roots can name it.
+type pack struct{ began time.Time }
 
 // plainDir is a checkpoint as a driver wants it.
 type plainDir struct {
@@ -90,7 +95,8 @@ func openContents(cfg StateConfig) (*contents, error) {
 			return nil, err
 		}
 	}
-	return &contents{cfg: cfg, next: newKernelID, plain: map[string]*plainDir{}, pending: map[cas.ID]time.Time{}}, nil
+	return &contents{cfg: cfg, next: newKernelID, plain: map[string]*plainDir{}, pending: map[cas.ID]time.Time{},
+		packs: map[*pack]bool{}, sweeps: map[*sweep]bool{}}, nil
 }
 
 // scratch is a new empty directory; undo removes it.
@@ -126,20 +132,53 @@ func describe(dir string, cp runtime.Checkpoint) error {
 
 // store puts a checkpoint into the store, durably.
 func (c *contents) store(ctx context.Context, dir string, cp runtime.Checkpoint) (sandbox.Content, error) {
-	m, err := snapshot.Memory{}.PackDir(ctx, c.cfg.Store, dir, append(slices.Clone(cp.Files), checkpointFile))
+	return c.pack(sandbox.Content{Build: cp.Build}, func() (snapshot.Manifest, error) {
+		return snapshot.Memory{}.PackDir(ctx, c.cfg.Store, dir, append(slices.Clone(cp.Files), checkpointFile))
+	})
+}
+
+// pack has f put content into the store beside any collection and returns the
+// record of it.
+func (c *contents) pack(as sandbox.Content, f func() (snapshot.Manifest, error)) (sandbox.Content, error) {
+	p := &pack{began: time.Now()}
+	c.mu.Lock()
+	c.packs[p] = true
+	for s := range c.sweeps {
+		s.spareLocked(p)
+	}
+	c.mu.Unlock()
+	m, err := f()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.packs, p)
 	if err != nil {
 		return sandbox.Content{}, err
 	}
-	return c.made(m, sandbox.Content{Build: cp.Build}), nil
+	c.pending[m.ID] = time.Now() // in one step with the end of the pack: a collection sees one or the other
+	as.Manifest, as.Size, as.Stored = string(m.ID), m.Size, m.Stored
+	return as, nil
 }
 
-// made is the record of new content.
-func (c *contents) made(m snapshot.Manifest, as sandbox.Content) sandbox.Content {
-	as.Manifest, as.Size, as.Stored = string(m.ID), m.Size, m.Stored
+// hold makes content that is there anew pending: somebody is about to name it.
+func (c *contents) hold(id cas.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.pending[m.ID] = time.Now()
-	return as
+	c.pending[id] = time.Now()
+}
+
+// again holds content if it is there still. While a collection may be removing
+// it nobody can say, and it is not.
+func (c *contents) again(ctx context.Context, id cas.ID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.sweeps) > 0 {
+		return false
+	}
+	if _, err := c.cfg.Store.Stat(ctx, id); err != nil {
+		return false
+	}
+	c.pending[id] = time.Now()
+	return true
 }
 
 // offer keeps a directory for the next restore of its content. name is its
@@ -291,7 +330,12 @@ func (c *contents) collect(ctx context.Context, keep []string) (freed int64, kep
 		roots[id] = true
 	}
 	now := time.Now()
+	s := &sweep{Store: c.cfg.Store, c: c}
 	c.mu.Lock()
+	for p := range c.packs {
+		s.spareLocked(p)
+	}
+	c.sweeps[s] = true
 	for id, at := range c.pending {
 		switch {
 		case roots[id] || now.Sub(at) > pendingFor:
@@ -308,7 +352,12 @@ func (c *contents) collect(ctx context.Context, keep []string) (freed int64, kep
 		}
 	}
 	c.mu.Unlock()
-	removed, err := snapshot.Collector{Grace: -1}.Collect(ctx, c.cfg.Store, slices.Sorted(maps.Keys(roots)), false)
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.sweeps, s)
+	}()
+	removed, err := snapshot.Collector{Grace: -1}.Collect(ctx, s, slices.Sorted(maps.Keys(roots)), false)
 	for _, b := range removed {
 		freed += b.Stored
 	}
@@ -316,6 +365,43 @@ func (c *contents) collect(ctx context.Context, keep []string) (freed int64, kep
 		kept[string(id)] = true
 	}
 	return freed, kept, err
+}
+
+// sweep is the store as one collection sees it. What a pack stored, or found
+// there and relies on, since the roots were listed is in none of them; the store
+// spares it only until the pack's batch ends. A sweep therefore spares all that
+// is as young as the oldest pack it ran beside. A lock that keeps the two apart
+// was rejected: a collection reads every manifest.
+type sweep struct {
+	cas.Store
+	c *contents
+
+	oldest time.Time // beginning of a pack; guarded by c.mu
+}
+
+// tick is how far the time of a file may lie before the clock's, on file systems
+// that count whole seconds.
+const tick = 2 * time.Second
+
+func (s *sweep) spareLocked(p *pack) {
+	if s.oldest.IsZero() || p.began.Before(s.oldest) {
+		s.oldest = p.began
+	}
+}
+
+// Sweep is one step with the beginning of a pack: that finds the blob gone, or
+// is spared.
+func (s *sweep) Sweep(ctx context.Context, id cas.ID, before time.Time) (bool, error) {
+	sw, ok := s.Store.(cas.Sweeper)
+	if !ok {
+		return false, sandbox.Errorf(sandbox.Unsupported, "node.collect", "the store cannot sweep")
+	}
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if young := s.oldest.Add(-tick); !s.oldest.IsZero() && young.Before(before) {
+		before = young
+	}
+	return sw.Sweep(ctx, id, before)
 }
 
 // tar writes a filesystem or directory snapshot.

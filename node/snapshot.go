@@ -76,6 +76,7 @@ func (n *Node) snapshotMemory(ctx context.Context, b *box, r SnapshotRequest) (c
 	if cold != nil { // it is its own snapshot
 		c = *cold
 		c.Stored = 0
+		n.states.hold(cas.ID(c.Manifest)) // also if it wakes before the caller has named it
 		if r.Stop {
 			n.stopped(b)
 		}
@@ -218,11 +219,12 @@ func (n *Node) snapshotFiles(ctx context.Context, id string, r SnapshotRequest) 
 		return c, 0, err
 	}
 	r.Progress(sandbox.Progress{Step: "store", Total: fileSize(f)})
-	m, err := snapshot.Filesystem{SpoolDir: n.states.cfg.Plain}.Pack(ctx, n.states.cfg.Store, f)
+	c, err = n.states.pack(sandbox.Content{Base: base}, func() (snapshot.Manifest, error) {
+		return snapshot.Filesystem{SpoolDir: n.states.cfg.Plain}.Pack(ctx, n.states.cfg.Store, f)
+	})
 	if err != nil {
 		return c, 0, err
 	}
-	c = n.states.made(m, sandbox.Content{Base: base})
 	if r.Stop {
 		n.stopped(b)
 	} else if quiet {
@@ -265,7 +267,7 @@ func (n *Node) sameAs(b *box, r SnapshotRequest, own int) (sandbox.Content, bool
 		return sandbox.Content{}, false
 	}
 	// It may have been deleted since.
-	if _, err := n.states.cfg.Store.Stat(context.Background(), cas.ID(m.content.Manifest)); err != nil {
+	if !n.states.again(context.Background(), cas.ID(m.content.Manifest)) {
 		delete(b.same, r.Kind)
 		return sandbox.Content{}, false
 	}
