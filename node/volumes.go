@@ -159,15 +159,15 @@ func (v *Volumes) Snapshot(ctx context.Context, name string) (sandbox.Content, e
 		pw.CloseWithError(err)
 		written <- err
 	}()
-	m, err := snapshot.Filesystem{SpoolDir: v.n.states.cfg.Plain}.Pack(ctx, v.n.states.cfg.Store, pr)
-	pr.CloseWithError(io.ErrClosedPipe)
-	if werr := <-written; werr != nil {
-		err = werr
-	}
-	if err != nil {
-		return sandbox.Content{}, sandbox.WithOp(op, err)
-	}
-	return v.n.states.made(m, sandbox.Content{}), nil
+	c, err := v.n.states.pack(sandbox.Content{}, func() (snapshot.Manifest, error) {
+		m, err := snapshot.Filesystem{SpoolDir: v.n.states.cfg.Plain}.Pack(ctx, v.n.states.cfg.Store, pr)
+		pr.CloseWithError(io.ErrClosedPipe)
+		if werr := <-written; werr != nil {
+			err = werr
+		}
+		return m, err
+	})
+	return c, sandbox.WithOp(op, err)
 }
 
 func (v *Volumes) Clone(ctx context.Context, name string, to sandbox.Volume) (sandbox.Volume, error) {
