@@ -393,10 +393,10 @@ func (s *suite) testCheckpointKilled(t *testing.T) {
 	// Enough that it is not over at once.
 	spec := sandbox.ProcessSpec{ExecID: "big", User: "root", Args: []string{"python3", "-uc", "import os,time; x=os.urandom(200<<20); print('up'); time.sleep(1000)"}}
 	up := make(chan struct{})
-	var once sync.Once // "up" and its newline may come apart
+	isUp := sync.OnceFunc(func() { close(up) }) // a line may come in two pieces
 	go k.Guest().Start(deadline(t), spec, 0, func(e sandbox.ProcessEvent) error {
 		if e.Output != nil {
-			once.Do(func() { close(up) })
+			isUp()
 		}
 		return nil
 	})
