@@ -13,7 +13,7 @@ from typing import Any
 
 from cove import AsyncClient, AsyncSandbox, Sandbox, Snapshot
 
-from measure import Raw, available, kernel_memory, kernels, log, p, timed, wait_warm
+from measure import Raw, available, kernels, log, p, timed, wait_warm
 
 # Memory that does not compress and is not shared, touched now and then.
 HOLD = """
@@ -108,7 +108,7 @@ def bench_fork(rounds: int, data: str) -> dict[str, Any]:
             snap.delete()
             wait_warm(raw)
             time.sleep(1)  # blanks
-            before, parents = disk(data), set(kernels(data))
+            before = disk(data)
             t = time.perf_counter()
             children = sb.fork(8)
             asyncio.run(all_answer([c.id for c in children]))
@@ -117,8 +117,7 @@ def bench_fork(rounds: int, data: str) -> dict[str, Any]:
             assert len(ids) == 8
             time.sleep(1)
             room.append((disk(data) - before) / 8)
-            fresh = [k for k in kernels(data) if k not in parents]
-            ram.append(statistics.median(kernel_memory(fresh)))
+            ram.append(statistics.median(c.stats().memory for c in children))
             for c in children:
                 c.kill()
     return {
