@@ -103,20 +103,18 @@ type Bucket struct {
 
 func (b Bucket) take(rate float64, now time.Time) (Bucket, error) {
 	if rate <= 0 {
-		return Bucket{}, nil
+		return Bucket{at: now}, nil
 	}
 	size := math.Max(1, rate)
 	missing := b.missing
-	if now.After(b.at) {
+	if now.After(b.at) { // a clock that went back gives nothing, and goes on from there
 		missing -= now.Sub(b.at).Seconds() * rate
-	} else {
-		now = b.at // a clock that goes back gives nothing
 	}
 	missing = math.Min(math.Max(missing, 0), size)
 	// The tolerance is for times that were rounded to nanoseconds on the way.
 	if missing > size-1+1e-6 {
 		wait := time.Duration((missing - (size - 1)) / rate * float64(time.Second))
-		return b, &sandbox.Error{Class: sandbox.QuotaExceeded, RetryAfter: max(wait, time.Millisecond),
+		return Bucket{missing, now}, &sandbox.Error{Class: sandbox.QuotaExceeded, RetryAfter: max(wait, time.Millisecond),
 			Msg:  fmt.Sprintf("more than the tenant's %g creates per second", rate),
 			Hint: "ask again after the time given, or ask an installation's admin for more"}
 	}

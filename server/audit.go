@@ -159,6 +159,11 @@ func (s systemService) Audit(ctx context.Context, r *connect.Request[covev1.Audi
 		since = r.Msg.Since.AsTime()
 	}
 	s.audit.flush(ctx)
+	if r.Msg.Follow { // the caller learns that it is being served before there is anything to say
+		if err := out.Conn().Send(nil); err != nil {
+			return err
+		}
+	}
 	for after := r.Msg.After; ; {
 		changed := s.audit.watch()
 		entries, err := s.audit.store.ListAudit(ctx, after, since, page)
@@ -258,11 +263,23 @@ func thingsOfRoute(op string, r *http.Request) (things []string) {
 	return things
 }
 
-// seenConn keeps what the first message of a stream names.
+// seenConn keeps what the first message of a stream names, and says when the
+// first answer is sent.
 type seenConn struct {
 	connect.StreamingHandlerConn
+	begun  func() // may be nil
 	things []string
 	seen   bool
+	sent   bool
+}
+
+func (c *seenConn) Send(m any) error {
+	if !c.sent {
+		if c.sent = true; c.begun != nil {
+			c.begun()
+		}
+	}
+	return c.StreamingHandlerConn.Send(m)
 }
 
 func (c *seenConn) Receive(m any) error {

@@ -213,13 +213,18 @@ func (i *callInterceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		began := time.Now()
 		var err error
+		// A stream may last for days: it is on the log once it has begun to
+		// answer, and again if it then fails.
 		seen := &seenConn{StreamingHandlerConn: conn}
+		if conn.Spec().IdempotencyLevel != connect.IdempotencyNoSideEffects {
+			seen.begun = func() { i.audit.note(ctx, opOf(conn.Spec().Procedure), seen.things, nil) }
+		}
 		func() {
 			defer i.recover(conn.Spec().Procedure, &err)
 			err = next(ctx, seen)
 		}()
 		logCall(ctx, i.log, conn.Spec().Procedure, began, err)
-		if conn.Spec().IdempotencyLevel != connect.IdempotencyNoSideEffects {
+		if conn.Spec().IdempotencyLevel != connect.IdempotencyNoSideEffects && (err != nil || !seen.sent) {
 			i.audit.note(ctx, opOf(conn.Spec().Procedure), seen.things, err)
 		}
 		if err != nil {

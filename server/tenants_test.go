@@ -436,7 +436,11 @@ func TestForeignKeyReachesNothing(t *testing.T) {
 		s.snap["memory"], s.snap["filesystem"], s.snap["directory"], tpl.Snapshot}
 	leaks := func(what, sent, got string) {
 		t.Helper()
-		for _, word := range red {
+		words := red
+		if what == "System/Audit" { // it has what blue itself asked with before
+			words = []string{"redsecret", "redrun", "redfile", "reader", "red-admin", `"tenant":"` + s.tenants["red"]}
+		}
+		for _, word := range words {
 			if strings.Contains(got, word) && !strings.Contains(sent, word) {
 				t.Errorf("%s %s: the answer has %q: %s", what, sent, word, got)
 			}

@@ -138,6 +138,13 @@ func (f *faultyStore) KeyByHash(ctx context.Context, hash []byte) (store.Key, er
 	return k, err
 }
 
+func (f *faultyStore) AppendAudit(ctx context.Context, entries []sandbox.AuditEntry) error {
+	if err := f.err("AppendAudit"); err != nil {
+		return err
+	}
+	return f.Store.AppendAudit(ctx, entries)
+}
+
 var errStore = sandbox.Errorf(sandbox.Unavailable, "store", "disk on fire")
 
 type syncBuffer struct {
