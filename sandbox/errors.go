@@ -20,6 +20,7 @@ const (
 	Unauthenticated Class = "unauthenticated"     // no key or a wrong one
 	Denied          Class = "permission_denied"   // a right key without the right
 	NoCapacity      Class = "no_capacity"         // full now; RetryAfter says when to ask again
+	QuotaExceeded   Class = "quota_exceeded"      // the tenant's own bound; RetryAfter says when to ask again
 	TooLarge        Class = "too_large"           // a request or object above a limit
 	Ended           Class = "sandbox_ended"       // the sandbox is over; its end cause says why
 	Precondition    Class = "failed_precondition" // the thing is in the wrong state for this
@@ -43,6 +44,7 @@ var (
 	ErrUnauthenticated = &Error{Class: Unauthenticated}
 	ErrDenied          = &Error{Class: Denied}
 	ErrNoCapacity      = &Error{Class: NoCapacity}
+	ErrQuotaExceeded   = &Error{Class: QuotaExceeded}
 	ErrTooLarge        = &Error{Class: TooLarge}
 	ErrEnded           = &Error{Class: Ended}
 	ErrPrecondition    = &Error{Class: Precondition}

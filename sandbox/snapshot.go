@@ -15,6 +15,7 @@ const (
 // expire. Snapshots and sandboxes form a tree.
 type Snapshot struct {
 	ID        string            `json:"id"`
+	Tenant    string            `json:"tenant,omitempty"`
 	Name      string            `json:"name,omitempty"` // unique among those that have one; moves to the newest
 	Kind      SnapshotKind      `json:"kind"`
 	Labels    map[string]string `json:"labels,omitempty"`
@@ -90,6 +91,7 @@ const (
 
 // Template is a named, versioned thing to start from. A version never changes.
 type Template struct {
+	Tenant    string        `json:"tenant,omitempty"`
 	Name      string        `json:"name"`
 	Version   int64         `json:"version"` // 1, 2, …; a build makes the next
 	Spec      Spec          `json:"spec"`    // image, resources, env of what is started

@@ -41,6 +41,7 @@ const (
 // Sandbox is what a user holds: a kernel plus the user's container.
 type Sandbox struct {
 	ID        string    `json:"id"`
+	Tenant    string    `json:"tenant,omitempty"`
 	Spec      Spec      `json:"spec"`
 	ImageID   string    `json:"image_id"` // content digest the reference resolved to at creation
 	Node      string    `json:"node"`

@@ -48,9 +48,10 @@ type keyring struct {
 }
 
 type keyUse struct {
-	id      string
-	last    atomic.Int64 // unix nanoseconds of the last call
-	flushed atomic.Int64 // what the store was told
+	key     store.Key
+	hash    [sha256.Size]byte // of the secret it is known by: its own, or the one before a rotation
+	last    atomic.Int64      // unix nanoseconds of the last call
+	flushed atomic.Int64      // what the store was told
 }
 
 func (k *keyring) init(st store.Keys) {
@@ -69,7 +70,7 @@ func (k *keyring) find(ctx context.Context, secret string) (*keyUse, error) {
 	if use != nil {
 		return use, nil
 	}
-	key, err := k.store.KeyByHash(ctx, hash[:])
+	key, err := k.store.KeyByHash(asServer(ctx), hash[:])
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +79,7 @@ func (k *keyring) find(ctx context.Context, secret string) (*keyUse, error) {
 	if k.known[hash] != nil {
 		return k.known[hash], nil
 	}
-	use = &keyUse{id: key.ID}
+	use = &keyUse{key: key, hash: hash}
 	if !key.LastUsedAt.IsZero() {
 		use.last.Store(key.LastUsedAt.UnixNano())
 		use.flushed.Store(key.LastUsedAt.UnixNano())
@@ -96,7 +97,7 @@ func (k *keyring) forget(id string) {
 	defer k.mu.Unlock()
 	k.gen++
 	for h, use := range k.known {
-		if use.id == id {
+		if use.key.ID == id {
 			delete(k.known, h)
 		}
 	}
@@ -109,7 +110,9 @@ func (k *keyring) lastUsed() map[string]time.Time {
 	out := make(map[string]time.Time, len(k.known))
 	for _, use := range k.known {
 		if n := use.last.Load(); n != 0 {
-			out[use.id] = time.Unix(0, n)
+			if at := time.Unix(0, n); at.After(out[use.key.ID]) {
+				out[use.key.ID] = at
+			}
 		}
 	}
 	return out
@@ -129,23 +132,28 @@ func (k *keyring) flush(ctx context.Context, log *slog.Logger) {
 		if last == use.flushed.Load() {
 			continue
 		}
-		if err := k.store.TouchKey(ctx, use.id, time.Unix(0, last)); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
-			log.Warn("cannot record the use of a key", "key", use.id, "err", err)
+		if err := k.store.TouchKey(asServer(ctx), use.key.ID, time.Unix(0, last)); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+			log.Warn("cannot record the use of a key", "key", use.key.ID, "err", err)
 			continue
 		}
 		use.flushed.Store(last)
 	}
 }
 
-type keyContext struct{}
-
-// keyFrom is the id of the key a call came with, for the log.
-func keyFrom(ctx context.Context) string {
-	id, _ := ctx.Value(keyContext{}).(string)
-	return id
+// forgetTenant forgets all keys of a tenant.
+func (k *keyring) forgetTenant(id string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.gen++
+	for h, use := range k.known {
+		if use.key.Tenant == id {
+			delete(k.known, h)
+		}
+	}
 }
 
-// authenticate lets nothing through without a good key.
+// authenticate lets nothing through without a good key, and nothing that the
+// key has no right to.
 func (s *Server) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		use, err := s.checkKey(r)
@@ -154,7 +162,13 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			return
 		}
 		use.last.Store(s.cfg.Clock().UnixNano())
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), keyContext{}, use.id)))
+		ctx := withCaller(r.Context(), caller{key: use.key, remote: remoteOf(r)})
+		if err := s.rights.check(use.key, r.URL.Path); err != nil {
+			s.audit.note(ctx, opOf(r.URL.Path), nil, err)
+			wire.WriteError(w, r, sandbox.WithOp("auth", err))
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(ctx))
 	})
 }
 
@@ -172,5 +186,8 @@ func (s *Server) checkKey(r *http.Request) (*keyUse, error) {
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return nil, &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key is wrong or was revoked", Hint: hint}
 	}
-	return use, err
+	if err != nil {
+		return nil, err
+	}
+	return use, good(use.key, use.hash[:], s.cfg.Clock())
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // procedures is every RPC of the protos.
-func procedures() (out []string) {
+func procedures() (out []string) { // TestProceduresAreAll holds it to the registry
 	for _, f := range []protoreflect.FileDescriptor{covev1.File_cove_v1_admin_proto, covev1.File_cove_v1_file_proto, covev1.File_cove_v1_image_proto,
 		covev1.File_cove_v1_process_proto, covev1.File_cove_v1_sandbox_proto, covev1.File_cove_v1_snapshot_proto,
 		covev1.File_cove_v1_template_proto, covev1.File_cove_v1_volume_proto} {
@@ -160,7 +160,7 @@ func TestRevokeDuringLookup(t *testing.T) {
 	w := newWorld(t)
 	w.store.mu.Lock()
 	w.store.read = func(k store.Key) {
-		if err := w.store.RevokeKey(t.Context(), k.ID); err != nil {
+		if err := w.store.RevokeKey(w.all(), k.ID); err != nil {
 			t.Error(err)
 		}
 		w.server.keys.forget(k.ID)

@@ -296,6 +296,9 @@ func (b *build) freeze(ctx context.Context, sb sandbox.Sandbox) (tpl sandbox.Tem
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotTimeout)
 	defer cancel()
 	defer context.AfterFunc(b.calls.cut, cancel)()
+	if err := b.admitSnapshot(ctx); err != nil {
+		return tpl, snap, err
+	}
 	end, err := b.content.begin(ctx)
 	if err != nil {
 		return tpl, snap, err

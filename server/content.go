@@ -167,6 +167,7 @@ func (b *contentBook) take() *collection {
 // collect removes content that no record refers to and nobody uses. A node that
 // keeps no content has nothing to remove.
 func (s *Server) collect(ctx context.Context) (freed int64, err error) {
+	ctx = asServer(ctx)
 	release, err := s.content.seize(ctx)
 	if err != nil {
 		return 0, err

@@ -132,7 +132,8 @@ func (s sandboxService) Create(ctx context.Context, r *connect.Request[covev1.Cr
 // and its record still be written beside the node's work.
 func (s *Server) createOnce(ctx context.Context, spec sandbox.Spec, key string) (sb sandbox.Sandbox, took time.Duration, existed bool, err error) {
 	idem := store.Idempotency{Key: key, Hash: specHash(spec)}
-	cr, lead := s.creates.join(key, idem.Hash)
+	slot := store.ScopeOf(ctx).Tenant() + " " + key // another tenant's same key is another key
+	cr, lead := s.creates.join(slot, idem.Hash)
 	for !lead {
 		select {
 		case <-cr.done:
@@ -144,10 +145,10 @@ func (s *Server) createOnce(ctx context.Context, spec sandbox.Spec, key string) 
 		}
 		// Another spec with the same key. Whether the key is its or ours is
 		// the store's word, not this race's: it may itself have been refused.
-		cr, lead = s.creates.join(key, idem.Hash)
+		cr, lead = s.creates.join(slot, idem.Hash)
 	}
 	cr.err = &sandbox.Error{Class: sandbox.Internal, Msg: "the creation did not finish"} // unless it does
-	defer func() { s.creates.leave(key, cr) }()
+	defer func() { s.creates.leave(slot, cr) }()
 
 	sb, err = s.store.SandboxByKey(ctx, idem)
 	switch {

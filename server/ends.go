@@ -95,7 +95,7 @@ func (b *endBook) forgetResets(id string) {
 // owe does a piece of undoing now if it can, and otherwise as soon as it can.
 // The caller's own context does not bound it: it has often just ended.
 func (s *Server) owe(what string, pay func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	ctx, cancel := context.WithTimeout(asServer(context.Background()), undoTimeout)
 	defer cancel()
 	err := pay(ctx)
 	if err == nil {
@@ -170,6 +170,7 @@ func (s *Server) settleLoop(ctx context.Context) {
 
 // settle says whether nothing is left to do.
 func (s *Server) settle(ctx context.Context) (done bool) {
+	ctx = asServer(ctx)
 	s.ends.settling.Lock()
 	defer s.ends.settling.Unlock()
 	done = s.payDebts(ctx)

@@ -110,7 +110,7 @@ func (s *Server) forkLive(ctx context.Context, id string) (b birth, paused time.
 	if err != nil {
 		return b, 0, nil, err
 	}
-	img, drop, err := s.images.acquire(ctx, sb.ImageID)
+	img, drop, err := s.images.acquire(asServer(ctx), sb.ImageID) // the sandbox is the caller's, and so what it needs
 	if err != nil {
 		return b, 0, nil, err
 	}

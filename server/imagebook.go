@@ -23,11 +23,17 @@ type imageBook struct {
 	library ImageLibrary
 
 	mu       sync.Mutex
-	cache    map[string]sandbox.Image // by name or id as asked for; only what exists
-	gen      uint64                   // counts invalidations: a look-up that began before one is not kept
-	using    map[string]int           // by image id
-	deleting map[string]chan struct{} // by image id; closed when decided
+	cache    map[imageRef]sandbox.Image // by name as asked for, and who asked; only what exists
+	gen      uint64                     // counts invalidations: a look-up that began before one is not kept
+	using    map[string]int             // by image id
+	deleting map[string]chan struct{}   // by image id; closed when decided
 	pulls    map[pullKey]*sharedPull
+}
+
+// imageRef is a name as one scope knows it.
+type imageRef struct {
+	scope store.Scope
+	name  string
 }
 
 type pullKey struct{ ref, platform string }
@@ -39,7 +45,7 @@ type sharedPull struct {
 
 func (b *imageBook) init(st store.Images, lib ImageLibrary) {
 	b.store, b.library = st, lib
-	b.cache = map[string]sandbox.Image{}
+	b.cache = map[imageRef]sandbox.Image{}
 	b.using = map[string]int{}
 	b.deleting = map[string]chan struct{}{}
 	b.pulls = map[pullKey]*sharedPull{}
@@ -79,9 +85,10 @@ func (b *imageBook) find(ctx context.Context, name string) (sandbox.Image, error
 
 // acquire resolves a name and holds the image until release.
 func (b *imageBook) acquire(ctx context.Context, name string) (img sandbox.Image, release func(), err error) {
+	ref := imageRef{store.ScopeOf(ctx), name}
 	for {
 		b.mu.Lock()
-		img, known := b.cache[name]
+		img, known := b.cache[ref]
 		gen := b.gen
 		b.mu.Unlock()
 		if !known {
@@ -93,7 +100,7 @@ func (b *imageBook) acquire(ctx context.Context, name string) (img sandbox.Image
 					Hint: `fetch it again with "cove image pull ` + name + `"`}
 			}
 		}
-		wait, ok := b.hold(name, img, gen)
+		wait, ok := b.hold(ref, img, gen)
 		if ok {
 			return img, func() { b.drop(img.ID) }, nil
 		}
@@ -107,7 +114,7 @@ func (b *imageBook) acquire(ctx context.Context, name string) (img sandbox.Image
 
 // hold counts a user of img if what was looked up at gen still holds;
 // otherwise the caller waits and looks again.
-func (b *imageBook) hold(name string, img sandbox.Image, gen uint64) (wait <-chan struct{}, ok bool) {
+func (b *imageBook) hold(ref imageRef, img sandbox.Image, gen uint64) (wait <-chan struct{}, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ch := b.deleting[img.ID]; ch != nil {
@@ -116,7 +123,10 @@ func (b *imageBook) hold(name string, img sandbox.Image, gen uint64) (wait <-cha
 	if b.gen != gen {
 		return closed, false
 	}
-	b.cache[name] = img
+	// An id is in a tenant's sight only while it uses it, so that is asked anew.
+	if ref.scope.All() || ref.name != img.ID {
+		b.cache[ref] = img
+	}
 	b.using[img.ID]++
 	return nil, true
 }
@@ -185,7 +195,7 @@ func (b *imageBook) collect(ctx context.Context, id string) (gone bool, err erro
 	}()
 
 	// The store decides: it sees names and live sandboxes in one transaction.
-	err = b.store.RemoveImage(ctx, id)
+	err = b.store.RemoveImage(asServer(ctx), id)
 	switch {
 	case errors.Is(err, sandbox.ErrPrecondition):
 		return false, nil

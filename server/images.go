@@ -38,6 +38,13 @@ func (s imageService) Pull(ctx context.Context, r *connect.Request[covev1.PullIm
 	if err := sandbox.ValidateImageName("name", name); err != nil {
 		return err
 	}
+	whose := ctx // the name is the tenant's own
+	if m.Shared {
+		if !isRoot(ctx) {
+			return notRoot("shared")
+		}
+		whose = asServer(ctx)
+	}
 	if m.Platform != "" {
 		if err := sandbox.ValidateImageName("platform", m.Platform); err != nil {
 			return err
@@ -49,7 +56,7 @@ func (s imageService) Pull(ctx context.Context, r *connect.Request[covev1.PullIm
 		if err != nil {
 			return err
 		}
-		img, err = s.images.publish(ctx, img, name)
+		img, err = s.images.publish(whose, img, name)
 		if errors.Is(err, errContentGone) && try == 0 {
 			continue
 		}
@@ -156,6 +163,9 @@ func (s imageService) Remove(ctx context.Context, r *connect.Request[covev1.Remo
 	}
 	for _, name := range names {
 		_, err := s.store.RemoveImageName(ctx, name)
+		if errors.Is(err, sandbox.ErrDenied) && isRoot(ctx) {
+			_, err = s.store.RemoveImageName(asServer(ctx), name) // everybody's
+		}
 		s.images.invalidate()
 		if err != nil && !errors.Is(err, sandbox.ErrImageNotFound) {
 			return nil, err
@@ -170,6 +180,7 @@ func (s imageService) Remove(ctx context.Context, r *connect.Request[covev1.Remo
 // Prune removes content without a name that no live sandbox and no snapshot
 // uses.
 func (s imageService) Prune(ctx context.Context, r *connect.Request[covev1.PruneImagesRequest]) (*connect.Response[covev1.PruneImagesResponse], error) {
+	ctx = asServer(ctx) // content is the installation's; the rights say who may
 	contents, err := s.node.Images().Contents(ctx)
 	if err != nil {
 		return nil, err
@@ -230,6 +241,13 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
 	if err := sandbox.ValidateImageName("name", name); err != nil {
 		return err
 	}
+	whose := r.Context() // the name is the tenant's own
+	if r.URL.Query().Get("shared") == "true" {
+		if !isRoot(whose) {
+			return notRoot("shared")
+		}
+		whose = asServer(whose)
+	}
 	body, err := s.body(w, r, s.cfg.MaxImage)
 	if err != nil {
 		return err
@@ -244,7 +262,7 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
 	if _, err := io.Copy(io.Discard, body); err != nil { // a tar may be padded; the client must have meant to end here
 		return body.err
 	}
-	if img, err = s.images.publish(r.Context(), img, name); err != nil {
+	if img, err = s.images.publish(whose, img, name); err != nil {
 		return err
 	}
 	b, err := protojson.Marshal(wire.Image(img))
@@ -260,5 +278,5 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
 // beside the API (the base image at first start). Writing to the store alone
 // would leave the old meaning of a moved name in memory.
 func (s *Server) PublishImage(ctx context.Context, img sandbox.Image, name string) (sandbox.Image, error) {
-	return s.images.publish(ctx, img, name)
+	return s.images.publish(asServer(ctx), img, name)
 }

@@ -88,7 +88,7 @@ func TestConcurrentPullsAreOne(t *testing.T) {
 	if w.node.lib.pulls != 1 {
 		t.Errorf("%d pulls", w.node.lib.pulls)
 	}
-	img, err := w.store.GetImage(t.Context(), "sha256:big")
+	img, err := w.store.GetImage(w.all(), "sha256:big")
 	if err != nil || len(img.Names) != n {
 		t.Errorf("names %v, %v", img.Names, err)
 	}

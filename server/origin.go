@@ -103,7 +103,7 @@ func (s *Server) originOf(ctx context.Context, field string, snap sandbox.Snapsh
 	lineage := snap.Lineage.Below(snap.ID)
 	switch snap.Kind {
 	case sandbox.MemorySnapshot:
-		img, release, err := s.images.acquire(ctx, snap.ImageID)
+		img, release, err := s.images.acquire(asServer(ctx), snap.ImageID) // the snapshot is the caller's, and so what it needs
 		return origin{img: img, from: &snap, lineage: lineage, release: release}, err
 	case sandbox.FilesystemSnapshot:
 		img, release, err := s.prepared(ctx, snap)
@@ -150,7 +150,7 @@ func (b *prepareBook) init() { b.byID = map[string]*preparing{} }
 func (s *Server) prepared(ctx context.Context, snap sandbox.Snapshot) (img sandbox.Image, release func(), err error) {
 	for try := 0; ; try++ {
 		if snap.Content.Image != "" {
-			img, release, err = s.images.acquire(ctx, snap.Content.Image)
+			img, release, err = s.images.acquire(asServer(ctx), snap.Content.Image)
 			if err == nil || !errors.Is(err, sandbox.ErrImageNotFound) || try == 2 {
 				return img, release, err
 			}
@@ -191,7 +191,7 @@ func (s *Server) prepare(ctx context.Context, snap sandbox.Snapshot) (imageID st
 }
 
 func (s *Server) makeImage(snap sandbox.Snapshot) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), prepareTimeout)
+	ctx, cancel := context.WithTimeout(asServer(context.Background()), prepareTimeout)
 	defer cancel()
 	defer context.AfterFunc(s.calls.cut, cancel)()
 	baseID := snap.Content.Base
@@ -230,15 +230,42 @@ type birth struct {
 	lineage sandbox.Lineage
 }
 
-// bear makes a sandbox on the node and in the store, or in neither.
+// bear makes a sandbox within its tenant's quota. Where the node is full it waits
+// its turn, if the server is told to let creates wait.
+func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sb sandbox.Sandbox, took time.Duration, err error) {
+	tenant := store.ScopeOf(ctx).Tenant()
+	back, q, err := s.admit(ctx, tenant, b.spec.Resources)
+	if err != nil {
+		return sb, 0, err
+	}
+	waits := false
+	err = s.room.enter(ctx, tenant, q.Weight, s.cfg.QueueWait, func() error {
+		if waits {
+			if err := fits(s.node.Capacity(), b.spec.Resources); err != nil {
+				return err
+			}
+		}
+		waits = true
+		var err error
+		sb, took, err = s.bearOnce(ctx, b, idem)
+		return err
+	})
+	if err != nil {
+		back()
+	}
+	return sb, took, err
+}
+
+// bearOnce makes a sandbox on the node and in the store, or in neither.
 //
 // The record says running from the start: one write instead of two. Should the
 // server die between the two records, Reconcile ends the one (node_lost) or
 // kills the other.
-func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
+func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
 	now := s.cfg.Clock().UTC()
 	sb := sandbox.Sandbox{
 		ID:        sandbox.NewID(s.cfg.Rand),
+		Tenant:    store.ScopeOf(ctx).Tenant(),
 		Spec:      b.spec,
 		ImageID:   b.img.ID,
 		Node:      s.node.Name(),
@@ -273,6 +300,7 @@ func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (san
 
 	switch {
 	case nodeErr == nil && storeErr == nil:
+		s.ledger.bind(sb.ID, sb.Tenant, sb.Spec.Resources) // no end is recorded before creates.begin's is called
 		return sb, took, nil
 	case nodeErr == nil:
 		s.owe("kill "+sb.ID, func(ctx context.Context) error { return s.killOnNode(ctx, sb.ID, "its record could not be written") })

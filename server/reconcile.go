@@ -31,6 +31,7 @@ func (s *Server) Reconcile(ctx context.Context) error {
 }
 
 func (s *Server) reconcile(ctx context.Context) error {
+	ctx = asServer(ctx)
 	list, err := s.node.Live(ctx)
 	if err != nil {
 		return err
@@ -49,6 +50,7 @@ func (s *Server) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.ledger.load(records)
 	var kept, ended, lost atomic.Int64
 	// Together, because the store commits in groups: after a reboot thousands may have ended.
 	err = inParallel(ctx, reconcileWidth, records, func(rec sandbox.Sandbox) error {

@@ -52,11 +52,11 @@ func TestReconcile(t *testing.T) {
 				if tc.record == sandbox.EndedState {
 					first.State = sandbox.Running
 				}
-				if _, _, err := w.store.CreateSandbox(t.Context(), first, storeNoKey); err != nil {
+				if _, _, err := w.store.CreateSandbox(w.all(), first, storeNoKey); err != nil {
 					t.Fatal(err)
 				}
 				if tc.record == sandbox.EndedState {
-					if _, err := w.store.EndSandbox(t.Context(), "abc", sandbox.End{Cause: sandbox.KilledByUser, At: time.Now()}); err != nil { // not so old as to be forgotten
+					if _, err := w.store.EndSandbox(w.all(), "abc", sandbox.End{Cause: sandbox.KilledByUser, At: time.Now()}); err != nil { // not so old as to be forgotten
 						t.Fatal(err)
 					}
 				}
@@ -76,7 +76,7 @@ func TestReconcile(t *testing.T) {
 				if err := w.server.Reconcile(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				got, err := w.store.GetSandbox(t.Context(), "abc")
+				got, err := w.store.GetSandbox(w.all(), "abc")
 				if tc.wantState == "" {
 					wantError(t, err, sandbox.ErrNotFound)
 				} else if err != nil || got.State != tc.wantState {
@@ -111,7 +111,7 @@ func TestReconcileManyPages(t *testing.T) {
 	err := inParallel(t.Context(), 64, times, func(at int64) error {
 		sb := sandbox.Sandbox{ID: sandbox.NewID(rand.Reader), Node: "n1", State: sandbox.Running, Episode: 1, ImageID: "sha256:base",
 			CreatedAt: time.Unix(at, 0).UTC()}
-		_, _, err := w.store.CreateSandbox(t.Context(), sb, storeNoKey)
+		_, _, err := w.store.CreateSandbox(w.all(), sb, storeNoKey)
 		return err
 	})
 	if err != nil {
@@ -120,7 +120,7 @@ func TestReconcileManyPages(t *testing.T) {
 	if err := w.server.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := w.server.liveRecords(t.Context()); err != nil || len(left) != 0 {
+	if left, err := w.server.liveRecords(w.all()); err != nil || len(left) != 0 {
 		t.Errorf("%d left, %v", len(left), err)
 	}
 }
@@ -282,7 +282,7 @@ func TestOldEndsAreForgotten(t *testing.T) {
 	now := time.Now()
 	w := newWorld(t, func(c *Config) { c.Clock = func() time.Time { return now } })
 	old, fresh, living := w.create(nil), w.create(nil), w.create(nil)
-	if _, err := w.store.EndSandbox(t.Context(), old.Id, sandbox.End{Cause: sandbox.TTL, At: now.Add(-8 * 24 * time.Hour)}); err != nil {
+	if _, err := w.store.EndSandbox(w.all(), old.Id, sandbox.End{Cause: sandbox.TTL, At: now.Add(-8 * 24 * time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
 	w.kill(fresh.Id)

@@ -34,7 +34,7 @@ func (s *Server) routes() http.Handler {
 		connect.WithCompressMinBytes(1 << 30),
 		connect.WithCodec(strictJSON{"json"}),
 		connect.WithCodec(strictJSON{"json; charset=utf-8"}),
-		connect.WithInterceptors(&callInterceptor{log: s.log}),
+		connect.WithInterceptors(&callInterceptor{log: s.log, audit: &s.audit}),
 	}
 	mux := http.NewServeMux()
 	mux.Handle(covev1.NewSandboxesHandler(sandboxService{s}, opts...))
@@ -46,8 +46,9 @@ func (s *Server) routes() http.Handler {
 	mux.Handle(covev1.NewSnapshotsHandler(snapshotService{s}, opts...))
 	mux.Handle(covev1.NewTemplatesHandler(templateService{s}, opts...))
 	mux.Handle(covev1.NewVolumesHandler(volumeService{s}, opts...))
+	mux.Handle(covev1.NewTenantsHandler(tenantService{s}, opts...))
 	for pattern, h := range s.httpRoutes() {
-		mux.Handle(pattern, h)
+		mux.Handle(pattern, s.rights.route(pattern, &s.audit, h))
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		wire.WriteError(w, r, &sandbox.Error{Class: sandbox.Unsupported, Msg: "no such call: " + r.Method + " " + r.URL.Path,
@@ -82,6 +83,9 @@ func (s *Server) plain(opName string, h func(http.ResponseWriter, *http.Request)
 		r.Body = body
 		err := h(w, r)
 		logCall(r.Context(), s.log, opName, began, err)
+		if r.Method == http.MethodPut {
+			s.audit.note(r.Context(), opName, thingsOfRoute(opName, r), err)
+		}
 		if err != nil {
 			wire.WriteError(w, r, outcome(r.Context(), opName, err))
 			lingerOver(w, r, body.touched)
@@ -174,7 +178,10 @@ func limitBody(next http.Handler) http.Handler {
 
 // callInterceptor names the operation in errors, turns them into Connect's,
 // and logs.
-type callInterceptor struct{ log *slog.Logger }
+type callInterceptor struct {
+	log   *slog.Logger
+	audit *auditor
+}
 
 func (i *callInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (resp connect.AnyResponse, err error) {
@@ -184,6 +191,13 @@ func (i *callInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			resp, err = next(ctx, req)
 		}()
 		logCall(ctx, i.log, req.Spec().Procedure, began, err)
+		if req.Spec().IdempotencyLevel != connect.IdempotencyNoSideEffects {
+			things := thingsOf(req.Any())
+			if err == nil {
+				things = append(things, thingsOf(resp.Any())...)
+			}
+			i.audit.note(ctx, opOf(req.Spec().Procedure), things, err)
+		}
 		if err != nil {
 			return nil, wire.ToConnect(outcome(ctx, opOf(req.Spec().Procedure), err))
 		}
@@ -199,11 +213,20 @@ func (i *callInterceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		began := time.Now()
 		var err error
+		// A stream may last for days: it is on the log once it has begun to
+		// answer, and again if it then fails.
+		seen := &seenConn{StreamingHandlerConn: conn}
+		if conn.Spec().IdempotencyLevel != connect.IdempotencyNoSideEffects {
+			seen.begun = func() { i.audit.note(ctx, opOf(conn.Spec().Procedure), seen.things, nil) }
+		}
 		func() {
 			defer i.recover(conn.Spec().Procedure, &err)
-			err = next(ctx, conn)
+			err = next(ctx, seen)
 		}()
 		logCall(ctx, i.log, conn.Spec().Procedure, began, err)
+		if conn.Spec().IdempotencyLevel != connect.IdempotencyNoSideEffects && (err != nil || !seen.sent) {
+			i.audit.note(ctx, opOf(conn.Spec().Procedure), seen.things, err)
+		}
 		if err != nil {
 			return wire.ToConnect(outcome(ctx, opOf(conn.Spec().Procedure), err))
 		}
@@ -223,7 +246,7 @@ func (i *callInterceptor) recover(procedure string, err *error) {
 func opOf(procedure string) string {
 	service, method, _ := strings.Cut(strings.TrimPrefix(procedure, "/cove.v1."), "/")
 	noun := map[string]string{"Sandboxes": "sandbox", "Processes": "process", "Files": "file", "Images": "image", "Keys": "key",
-		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume"}[service]
+		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume", "Tenants": "tenant"}[service]
 	var b strings.Builder
 	b.WriteString(noun + ".")
 	for i, r := range method {

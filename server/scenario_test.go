@@ -60,7 +60,7 @@ func scenarioWorld(t *testing.T) *world {
 	for _, id := range []string{live, dead} {
 		sb := sandbox.Sandbox{ID: id, Node: "n1", State: sandbox.Running, Episode: 1, ImageID: "sha256:base",
 			Spec: sandbox.Spec{Image: "base", Labels: map[string]string{"run": "7"}}.WithDefaults(sandbox.StandardDefaults()), CreatedAt: time.Now().UTC()}
-		if _, _, err := w.store.CreateSandbox(t.Context(), sb, storeNoKey); err != nil {
+		if _, _, err := w.store.CreateSandbox(w.all(), sb, storeNoKey); err != nil {
 			t.Fatal(err)
 		}
 		w.node.mu.Lock()
@@ -397,6 +397,36 @@ func scenarios() []scenario {
 		{"Keys/Revoke", "a secret for an id", func(ctx context.Context, w *world) (any, error) {
 			return w.client.Keys.Revoke(ctx, connect.NewRequest(&covev1.RevokeKeyRequest{Id: "cove_x"}))
 		}, invalid, "id"},
+		{"Keys/Rotate", "a secret for an id", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Keys.Rotate(ctx, connect.NewRequest(&covev1.RotateKeyRequest{Id: "cove_x"}))
+		}, invalid, "id"},
+		{"Keys/Create", "a scope that is none", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Keys.Create(ctx, connect.NewRequest(&covev1.CreateKeyRequest{Name: "x", Scopes: []string{"everything"}}))
+		}, invalid, "scopes"},
+		{"Tenants/Create", "a name that is none", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Tenants.Create(ctx, connect.NewRequest(&covev1.CreateTenantRequest{Name: "A B"}))
+		}, invalid, "name"},
+		{"Tenants/Create", "a bound below nothing", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Tenants.Create(ctx, connect.NewRequest(&covev1.CreateTenantRequest{Name: "a", Quota: &covev1.Quota{Memory: -1}}))
+		}, invalid, "quota.memory"},
+		{"Tenants/Create", "no number", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Tenants.Create(ctx, connect.NewRequest(&covev1.CreateTenantRequest{Name: "a", Quota: &covev1.Quota{CreatesPerSecond: math.NaN()}}))
+		}, invalid, "quota.creates_per_second"},
+		{"Tenants/Get", "its own", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Tenants.Get(ctx, connect.NewRequest(&covev1.GetTenantRequest{}))
+		}, nil, ""},
+		{"Tenants/List", "good", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Tenants.List(ctx, connect.NewRequest(&covev1.ListTenantsRequest{}))
+		}, nil, ""},
+		{"Tenants/SetQuota", "of nobody", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Tenants.SetQuota(ctx, connect.NewRequest(&covev1.SetQuotaRequest{Name: "nobody"}))
+		}, sandbox.ErrNotFound, ""},
+		{"Tenants/Delete", "the default", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Tenants.Delete(ctx, connect.NewRequest(&covev1.DeleteTenantRequest{Name: "default"}))
+		}, sandbox.ErrPrecondition, ""},
+		{"System/Audit", "good", stream2(func(ctx context.Context, w *world) (*connect.ServerStreamForClient[covev1.AuditEntry], error) {
+			return w.client.System.Audit(ctx, connect.NewRequest(&covev1.AuditRequest{}))
+		}), nil, ""},
 		{"System/Info", "good", func(ctx context.Context, w *world) (any, error) {
 			return w.client.System.Info(ctx, connect.NewRequest(&covev1.InfoRequest{}))
 		}, nil, ""},

@@ -27,6 +27,12 @@ type Config struct {
 	Limits   sandbox.Limits   // what a spec may ask for
 	Defaults sandbox.Defaults // what it gets where it asks for nothing
 
+	// AuditRetention is how long entries of the audit log are kept; 90 days.
+	AuditRetention time.Duration
+	// QueueWait is how long a create waits for room on a full node, in turn
+	// with those of other tenants; 0 = not at all.
+	QueueWait time.Duration
+
 	Retention time.Duration // how long ended sandboxes stay readable; 7 days
 	MaxUpload int64         // bytes of one PUT of a file or tar; 64 GiB
 	MaxImage  int64         // bytes of one imported image tar; 64 GiB
@@ -54,6 +60,7 @@ func (c *Config) fill() error {
 		c.Defaults = sandbox.StandardDefaults()
 	}
 	setDefault(&c.Retention, 7*24*time.Hour)
+	setDefault(&c.AuditRetention, 90*24*time.Hour)
 	setDefault(&c.MaxUpload, 64*sandbox.GiB)
 	setDefault(&c.MaxImage, 64*sandbox.GiB)
 	setDefault(&c.KeepAlive, 15*time.Second)
@@ -85,6 +92,12 @@ type Server struct {
 	content  contentBook
 	prepares prepareBook
 
+	rights *rights
+	audit  auditor
+	quotas quotaBook
+	ledger ledger
+	room   waitingRoom
+
 	handler http.Handler
 }
 
@@ -93,7 +106,13 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, store: cfg.Store, node: cfg.Node, log: cfg.Logger}
+	s := &Server{cfg: cfg, log: cfg.Logger, rights: newRights()}
+	s.store = counted{cfg.Store, &s.ledger, &s.room}
+	s.node = newGuard(cfg.Node, s.store)
+	s.ledger.init()
+	s.room.init()
+	s.quotas.init(cfg.Store, cfg.Clock)
+	s.audit.init(cfg.Store, cfg.Clock, cfg.Logger)
 	s.keys.init(cfg.Store)
 	s.images.init(cfg.Store, cfg.Node.Images())
 	s.creates.init()
@@ -141,17 +160,20 @@ func HTTPServer(h http.Handler) *http.Server {
 // and writes down when keys were used. Reconcile
 // comes first, before anything is served.
 func (s *Server) Run(ctx context.Context) error {
+	ctx = asServer(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.receiveEnds(ctx) })
 	wg.Go(func() { s.settleLoop(ctx) })
 	wg.Go(func() { s.housekeeping(ctx) })
 	wg.Go(func() { s.collectLoop(ctx) })
+	wg.Go(func() { s.audit.run(ctx) })
 	wg.Wait()
 
 	// One last time, so that a stop does not lose the minute.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	s.keys.flush(last, s.log)
+	s.audit.flush(last)
 	return ctx.Err()
 }
 
@@ -176,6 +198,8 @@ func (s *Server) housekeeping(ctx context.Context) {
 // forgetOld deletes in small transactions, so that a writer never waits long.
 func (s *Server) forgetOld(ctx context.Context) {
 	const batch = 500
+	ctx = asServer(ctx)
+	defer s.audit.forget(ctx, s.cfg.AuditRetention)
 	before := s.cfg.Clock().Add(-s.cfg.Retention)
 	for total := 0; ; {
 		n, err := s.store.ForgetEnded(ctx, before, batch)

@@ -161,6 +161,9 @@ func (s *Server) takeSnapshot(ctx context.Context, id string, t taking, progress
 	if err != nil {
 		return snap, false, 0, err
 	}
+	if err := s.admitSnapshot(ctx); err != nil {
+		return snap, false, 0, err
+	}
 	end, err := s.content.begin(ctx)
 	if err != nil {
 		return snap, false, 0, err
@@ -222,6 +225,7 @@ func (s *Server) newSnapshot(sb sandbox.Sandbox, t taking, c sandbox.Content) sa
 	c.Same = ""
 	return sandbox.Snapshot{
 		ID:        sandbox.NewID(s.cfg.Rand),
+		Tenant:    sb.Tenant,
 		Name:      t.name,
 		Kind:      t.kind,
 		Labels:    t.labels,

@@ -30,9 +30,9 @@ func (w *world) addState() {
 		var err error
 		if s.name == "py" {
 			snap.Name = ""
-			_, err = w.store.Store.CreateTemplateVersion(w.Context(), sandbox.Template{Name: "py", Spec: spec, CreatedAt: time.Now().UTC()}, snap)
+			_, err = w.store.Store.CreateTemplateVersion(w.all(), sandbox.Template{Name: "py", Spec: spec, CreatedAt: time.Now().UTC()}, snap)
 		} else {
-			_, err = w.store.Store.CreateSnapshot(w.Context(), snap)
+			_, err = w.store.Store.CreateSnapshot(w.all(), snap)
 		}
 		if err != nil {
 			w.Fatal(err)

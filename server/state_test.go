@@ -111,7 +111,7 @@ func TestASnapshotIsAPlaceInTheTree(t *testing.T) {
 	if w.node.prepares != 1 {
 		t.Errorf("prepared %d times", w.node.prepares)
 	}
-	if snap, err := w.store.GetSnapshot(t.Context(), s2.Id); err != nil || snap.Content.Image != "sha256:base-m2" {
+	if snap, err := w.store.GetSnapshot(w.all(), s2.Id); err != nil || snap.Content.Image != "sha256:base-m2" {
 		t.Errorf("remembered %q, %v", snap.Content.Image, err)
 	}
 
@@ -179,7 +179,7 @@ func TestASnapshotOfWhatIsBeingCollected(t *testing.T) {
 	w := newWorld(t)
 	a := w.create(nil)
 	s1 := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
-	if _, err := w.store.DeleteSnapshot(t.Context(), s1.Id); err != nil {
+	if _, err := w.store.DeleteSnapshot(w.all(), s1.Id); err != nil {
 		t.Fatal(err)
 	}
 	ev, err := w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
@@ -240,7 +240,7 @@ func TestASnapshotWithoutARecord(t *testing.T) {
 	}
 	w.store.failing("CreateSnapshot", nil)
 	for w.server.settle(t.Context()); ; w.server.settle(t.Context()) {
-		if _, err := w.store.GetSnapshot(t.Context(), "last"); err == nil {
+		if _, err := w.store.GetSnapshot(w.all(), "last"); err == nil {
 			break
 		}
 		<-tick()
@@ -276,7 +276,7 @@ func TestASnapshotIsFinishedWithoutItsCaller(t *testing.T) {
 	<-left
 	w.onCall = nil
 	for {
-		if _, err := w.store.GetSnapshot(t.Context(), "kept"); err == nil {
+		if _, err := w.store.GetSnapshot(w.all(), "kept"); err == nil {
 			break
 		}
 		<-tick()
@@ -357,7 +357,7 @@ func TestReconcileRemovesContentWithoutARecord(t *testing.T) {
 	w.node.frozen["orphan"] = fakeFrozen{}
 	w.node.mu.Unlock()
 	// And a template that was being built when the server died.
-	b, _, err := w.server.bear(t.Context(), birth{spec: sandbox.Spec{Image: "base", Template: "py" + buildMark}.WithDefaults(sandbox.StandardDefaults()),
+	b, _, err := w.server.bear(w.own(), birth{spec: sandbox.Spec{Image: "base", Template: "py" + buildMark}.WithDefaults(sandbox.StandardDefaults()),
 		img: sandbox.Image{ID: "sha256:base"}}, storeNoKey)
 	if err != nil {
 		t.Fatal(err)
@@ -377,7 +377,7 @@ func TestPrune(t *testing.T) {
 	w := newWorld(t)
 	now := time.Now().UTC()
 	add := func(id, sb string, age time.Duration, labels map[string]string) {
-		_, err := w.store.CreateSnapshot(t.Context(), sandbox.Snapshot{ID: id, Kind: sandbox.MemorySnapshot, Sandbox: sb, CreatedAt: now.Add(-age), Labels: labels,
+		_, err := w.store.CreateSnapshot(w.all(), sandbox.Snapshot{ID: id, Kind: sandbox.MemorySnapshot, Sandbox: sb, CreatedAt: now.Add(-age), Labels: labels,
 			Content: sandbox.Content{Manifest: "m" + id, Stored: 100}})
 		if err != nil {
 			t.Fatal(err)
@@ -414,14 +414,14 @@ func TestPrune(t *testing.T) {
 			t.Errorf("%s: %v, want %s", c.name, got, c.want)
 		}
 	}
-	if snaps, _, err := w.store.ListSnapshots(t.Context(), store.SnapshotFilter{}); err != nil || len(snaps) != 4 {
+	if snaps, _, err := w.store.ListSnapshots(w.all(), store.SnapshotFilter{}); err != nil || len(snaps) != 4 {
 		t.Fatalf("a dry run removed something: %d, %v", len(snaps), err)
 	}
 	r, err := w.client.Snapshots.Prune(t.Context(), connect.NewRequest(&covev1.PruneSnapshotsRequest{KeepLast: 1}))
 	if err != nil || len(r.Msg.Removed) != 2 {
 		t.Fatal(r, err)
 	}
-	if snaps, _, err := w.store.ListSnapshots(t.Context(), store.SnapshotFilter{}); err != nil || len(snaps) != 2 {
+	if snaps, _, err := w.store.ListSnapshots(w.all(), store.SnapshotFilter{}); err != nil || len(snaps) != 2 {
 		t.Errorf("%d are left, %v", len(snaps), err)
 	}
 }
@@ -587,7 +587,7 @@ func TestStandby(t *testing.T) {
 	if got := w.get(a.Id).Standby; got != "" {
 		t.Error(got)
 	}
-	if sb, err := w.store.GetSandbox(t.Context(), a.Id); err != nil || sb.Standby != "" {
+	if sb, err := w.store.GetSandbox(w.all(), a.Id); err != nil || sb.Standby != "" {
 		t.Errorf("stored %q, %v", sb.Standby, err)
 	}
 }
@@ -710,7 +710,7 @@ func TestAFailedBuildLeavesNothing(t *testing.T) {
 			if w.node.liveCount() != 0 || len(w.records()) != 0 || len(w.node.contents()) != 0 {
 				t.Errorf("left %d sandboxes, records %v, content %v", w.node.liveCount(), w.records(), w.node.contents())
 			}
-			if _, err := w.store.GetTemplate(t.Context(), "web", 0); !errors.Is(err, sandbox.ErrNotFound) {
+			if _, err := w.store.GetTemplate(w.all(), "web", 0); !errors.Is(err, sandbox.ErrNotFound) {
 				t.Errorf("a version: %v", err)
 			}
 		})

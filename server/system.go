@@ -14,6 +14,15 @@ type systemService struct{ *Server }
 
 func (s systemService) Info(ctx context.Context, r *connect.Request[covev1.InfoRequest]) (*connect.Response[covev1.InfoResponse], error) {
 	c := s.node.Capacity()
+	if !isRoot(ctx) {
+		// What others use is not a tenant's to know.
+		u, err := s.usage(ctx, callerOf(ctx).key.Tenant)
+		if err != nil {
+			return nil, err
+		}
+		c.Sandboxes, c.Used.MilliCPU, c.Used.Memory, c.Used.Disk = u.Sandboxes, u.MilliCPU, u.Memory, u.Disk
+		c.WarmKernels, c.WarmTarget = 0, 0
+	}
 	return connect.NewResponse(&covev1.InfoResponse{
 		Version: s.cfg.Version,
 		Runtime: c.Runtime,

@@ -73,6 +73,9 @@ func (s volumeService) Create(ctx context.Context, r *connect.Request[covev1.Cre
 		return nil, err
 	}
 	set, err := s.volumes()
+	if err == nil {
+		err = s.admitVolume(ctx, size)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -175,6 +178,13 @@ func (s volumeService) Resize(ctx context.Context, r *connect.Request[covev1.Res
 	}
 	out := &covev1.ResizeVolumeResponse{}
 	return answer(out, s.withVolume(ctx, "name", r.Msg.Name, func(set VolumeSet) error {
+		old, err := set.Get(ctx, r.Msg.Name)
+		if err == nil {
+			err = s.admitVolume(ctx, r.Msg.Size-old.Size)
+		}
+		if err != nil {
+			return err
+		}
 		v, err := set.Resize(ctx, r.Msg.Name, r.Msg.Size)
 		out.Volume = wire.Volume(v)
 		return err
@@ -191,6 +201,9 @@ func (s volumeService) Clone(ctx context.Context, r *connect.Request[covev1.Clon
 	return answer(out, s.withVolume(ctx, "name", m.Name, func(set VolumeSet) error {
 		from, err := set.Get(ctx, m.Name)
 		if err != nil {
+			return err
+		}
+		if err := s.admitVolume(ctx, from.Size); err != nil {
 			return err
 		}
 		to := s.newVolume(m.NewName, from.Size, m.Labels)

@@ -138,6 +138,13 @@ func (f *faultyStore) KeyByHash(ctx context.Context, hash []byte) (store.Key, er
 	return k, err
 }
 
+func (f *faultyStore) AppendAudit(ctx context.Context, entries []sandbox.AuditEntry) error {
+	if err := f.err("AppendAudit"); err != nil {
+		return err
+	}
+	return f.Store.AppendAudit(ctx, entries)
+}
+
 var errStore = sandbox.Errorf(sandbox.Unavailable, "store", "disk on fire")
 
 type syncBuffer struct {
@@ -212,6 +219,10 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	return w
 }
 
+// all sees everything, own what the default tenant has.
+func (w *world) all() context.Context { return store.Installation(w.Context()) }
+func (w *world) own() context.Context { return store.In(w.Context(), sandbox.DefaultTenant) }
+
 func (w *world) create(spec *covev1.SandboxSpec) *covev1.Sandbox {
 	w.Helper()
 	r, err := w.client.Sandboxes.Create(w.Context(), connect.NewRequest(&covev1.CreateSandboxRequest{Spec: spec}))
@@ -268,7 +279,7 @@ func rest(s *connect.ServerStreamForClient[covev1.ProcessEvent]) (out string, en
 // ended waits until the store has a sandbox's end.
 func (w *world) ended(id string) sandbox.End {
 	w.Helper()
-	end, ok := w.server.awaitEnd(w.Context(), id, time.Minute)
+	end, ok := w.server.awaitEnd(w.own(), id, time.Minute)
 	if !ok {
 		w.Fatalf("sandbox %s did not end", id)
 	}
@@ -317,7 +328,7 @@ func wantError(t testing.TB, err error, class *sandbox.Error, words ...string) *
 
 func all[T any](t *testing.T, list func(context.Context) ([]T, error)) []T {
 	t.Helper()
-	out, err := list(t.Context())
+	out, err := list(store.Installation(t.Context()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +338,7 @@ func all[T any](t *testing.T, list func(context.Context) ([]T, error)) []T {
 // records is every sandbox in the store, ended ones too.
 func (w *world) records() (ids []string) {
 	w.Helper()
-	sbs, _, err := w.store.ListSandboxes(w.Context(), store.Filter{States: sandbox.States, PageSize: 1000})
+	sbs, _, err := w.store.ListSandboxes(w.all(), store.Filter{States: sandbox.States, PageSize: 1000})
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -29,6 +29,8 @@ func CheckUpdate(old, next sandbox.Sandbox) error {
 	switch {
 	case next.ID != old.ID:
 		return sandbox.InvalidField("id", "an update cannot change it")
+	case next.Tenant != old.Tenant:
+		return sandbox.InvalidField("tenant", "an update cannot change it")
 	case !next.CreatedAt.Equal(old.CreatedAt):
 		return sandbox.InvalidField("created_at", "an update cannot change it")
 	case next.State == sandbox.EndedState || next.End != nil:

@@ -21,7 +21,8 @@ type Snapshots interface {
 	// DeleteSnapshot forgets a snapshot and returns it. While a version of a
 	// template needs it, it is sandbox.ErrPrecondition, which names that.
 	DeleteSnapshot(ctx context.Context, id string) (sandbox.Snapshot, error)
-	// Manifests lists the content that records refer to, Needs included.
+	// Manifests lists the content that records of all tenants refer to, Needs
+	// included. It wants the installation's scope, as SnapshotImages does.
 	Manifests(ctx context.Context) ([]string, error)
 	// SnapshotImages lists the images without which some snapshot could not be
 	// used.

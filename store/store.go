@@ -6,6 +6,9 @@
 // Errors are *sandbox.Error: a missing thing is sandbox.ErrNotFound (an image
 // sandbox.ErrImageNotFound), a taken one sandbox.ErrAlreadyExists. No method
 // reads a clock: times come in as arguments.
+//
+// Whose things a call sees is the [Scope] of its context. What is not in scope
+// is not there: sandbox.ErrNotFound, and no name of it is taken.
 package store
 
 import (
@@ -22,6 +25,8 @@ type Store interface {
 	Keys
 	Snapshots
 	Templates
+	Tenants
+	Audit
 	Close() error
 }
 
@@ -58,7 +63,7 @@ type Sandboxes interface {
 	// Forgetting what is not there is no error.
 	ForgetSandbox(ctx context.Context, id string) error
 
-	// ForgetEnded deletes at most limit records (and their idempotency keys)
+	// ForgetEnded wants the installation's scope. It deletes at most limit records (and their idempotency keys)
 	// that ended before the time, and says how many.
 	ForgetEnded(ctx context.Context, before time.Time, limit int) (int, error)
 }
@@ -77,7 +82,10 @@ type Filter struct {
 	PageToken string            // opaque; from the page before
 }
 
-// Images are names for content.
+// Images are names for content. Content is shared by all tenants, names are a
+// tenant's own or, put with the installation's scope, everybody's; a tenant's
+// own name is found first. An image is in a tenant's sight if it has a name
+// there, or if a sandbox or snapshot of the tenant uses it.
 type Images interface {
 	// PutImage records an image and points name at it. A name moves when it
 	// is put again; with name "" the image is recorded and nothing points at
@@ -89,26 +97,9 @@ type Images interface {
 	ListImages(ctx context.Context) ([]sandbox.Image, error)
 	// RemoveImageName forgets a name and returns the image it pointed at.
 	RemoveImageName(ctx context.Context, name string) (sandbox.Image, error)
-	// RemoveImage forgets an image without names that no live sandbox and no
+	// RemoveImageName never removes a name that is everybody's for a tenant:
+	// that is sandbox.ErrDenied.
+	// RemoveImage wants the installation's scope. It forgets an image without names that no live sandbox and no
 	// snapshot uses; sandbox.ErrPrecondition otherwise.
 	RemoveImage(ctx context.Context, id string) error
-}
-
-// Key is an API key; the secret itself is never stored.
-type Key struct {
-	ID         string
-	Name       string
-	Hash       []byte // SHA-256 of the secret, which is 256 random bits
-	CreatedAt  time.Time
-	LastUsedAt time.Time // kept to about a minute
-}
-
-// Keys are API keys, listed oldest first.
-type Keys interface {
-	// CreateKey is sandbox.ErrAlreadyExists where the id or the hash is taken.
-	CreateKey(ctx context.Context, k Key) error
-	KeyByHash(ctx context.Context, hash []byte) (Key, error)
-	ListKeys(ctx context.Context) ([]Key, error)
-	RevokeKey(ctx context.Context, id string) error
-	TouchKey(ctx context.Context, id string, at time.Time) error
 }

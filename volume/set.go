@@ -31,7 +31,7 @@ const (
 
 var (
 	validID   = regexp.MustCompile(`^[a-z0-9]{1,40}$`)
-	validName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+	validName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,126}$`) // a name a user chose, 63, and the tenant it is of
 )
 
 // Volume describes one. A copy: changing it changes nothing.

@@ -100,14 +100,20 @@ func TestRoundTrips(t *testing.T) {
 	roundTrip(t, Image, ImageFrom)
 	roundTrip(t, PullEvent, ProgressFrom)
 	roundTrip(t, Volume, VolumeFrom)
-	roundTrip(t, Template, must(t, TemplateFrom))
+	roundTrip(t, Template, func(p *covev1.Template) sandbox.Template {
+		tpl := must(t, TemplateFrom)(p)
+		if tpl.Name != "" { // what stays on the server's side
+			tpl.Tenant = "text"
+		}
+		return tpl
+	})
 	roundTrip(t, func(s sandbox.Snapshot) *covev1.Snapshot { return Snapshot(s) }, func(p *covev1.Snapshot) sandbox.Snapshot {
 		s, err := SnapshotFrom(p)
 		if err != nil {
 			t.Error(err)
 		}
 		if s.ID != "" { // what stays on the server's side
-			s.Hidden = true
+			s.Hidden, s.Tenant = true, "text"
 			s.Content = sandbox.Content{Manifest: "text", Size: s.Content.Size, Stored: s.Content.Stored, Same: "text", Base: "text", Image: "text",
 				Plain: "text", Needs: []string{"text", "text"}, Build: s.Content.Build}
 		}
@@ -116,6 +122,7 @@ func TestRoundTrips(t *testing.T) {
 
 	var sb sandbox.Sandbox
 	fill(t, reflect.ValueOf(&sb).Elem())
+	sb.Tenant = "" // stays on the server's side
 	if got, err := SandboxFrom(Sandbox(sb)); err != nil || !reflect.DeepEqual(sb, got) {
 		t.Errorf("sent %+v\n got %+v, %v", sb, got, err)
 	}

@@ -29,6 +29,7 @@ var codes = map[sandbox.Class]connect.Code{
 	sandbox.Unauthenticated: connect.CodeUnauthenticated,
 	sandbox.Denied:          connect.CodePermissionDenied,
 	sandbox.NoCapacity:      connect.CodeResourceExhausted,
+	sandbox.QuotaExceeded:   connect.CodeResourceExhausted,
 	sandbox.TooLarge:        connect.CodeOutOfRange,
 	sandbox.Ended:           connect.CodeFailedPrecondition,
 	sandbox.Precondition:    connect.CodeFailedPrecondition,

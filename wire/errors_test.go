@@ -62,7 +62,7 @@ func TestCatalogueAgrees(t *testing.T) {
 
 func sentinels() []*sandbox.Error {
 	return []*sandbox.Error{sandbox.ErrInvalid, sandbox.ErrNotFound, sandbox.ErrImageNotFound, sandbox.ErrAlreadyExists,
-		sandbox.ErrUnauthenticated, sandbox.ErrDenied, sandbox.ErrNoCapacity, sandbox.ErrTooLarge, sandbox.ErrEnded,
+		sandbox.ErrUnauthenticated, sandbox.ErrDenied, sandbox.ErrNoCapacity, sandbox.ErrQuotaExceeded, sandbox.ErrTooLarge, sandbox.ErrEnded,
 		sandbox.ErrPrecondition, sandbox.ErrConflict, sandbox.ErrDiskFull, sandbox.ErrUnavailable, sandbox.ErrDeadline,
 		sandbox.ErrCanceled, sandbox.ErrUnsupported, sandbox.ErrCorrupt, sandbox.ErrInternal}
 }

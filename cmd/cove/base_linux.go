@@ -18,7 +18,7 @@ const baseName = "base"
 
 // haveBase finds the image and its content.
 func haveBase(ctx context.Context, db store.Images, library *image.Library) (sandbox.Image, bool, error) {
-	img, err := db.GetImage(ctx, baseName)
+	img, err := db.GetImage(store.Installation(ctx), baseName)
 	if errors.Is(err, sandbox.ErrImageNotFound) {
 		return sandbox.Image{}, false, nil
 	}
@@ -43,7 +43,7 @@ func makeBase(ctx context.Context, c cli.ServeConfig, db store.Images, library *
 	if err != nil {
 		return img, err
 	}
-	return img, db.PutImage(ctx, img, baseName)
+	return img, db.PutImage(store.Installation(ctx), img, baseName) // everybody's
 }
 
 // ensureBase makes the base image in the background of a server that lacks it.

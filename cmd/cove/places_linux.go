@@ -145,6 +145,7 @@ func (f fakeDriver) Close() error { return f.host.Close() }
 // firstKey leaves a usable key in the key file. A crash between making a key
 // and writing it down leaves one nobody knows; unused, it is made again.
 func firstKey(ctx context.Context, srv *server.Server, db store.Store, at places, log *slog.Logger) error {
+	ctx = store.Installation(ctx)
 	_, statErr := os.Stat(at.key())
 	if errors.Is(statErr, fs.ErrNotExist) {
 		keys, err := db.ListKeys(ctx)

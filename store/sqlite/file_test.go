@@ -26,7 +26,7 @@ func newSandbox(id string) sandbox.Sandbox {
 
 func create(t testing.TB, s *Store, sb sandbox.Sandbox) {
 	t.Helper()
-	if _, _, err := s.CreateSandbox(context.Background(), sb, store.Idempotency{}); err != nil {
+	if _, _, err := s.CreateSandbox(everywhere(), sb, store.Idempotency{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -63,7 +63,7 @@ func TestOpenTakesRightsAwayFromOthers(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s, err := Open(t.Context(), path)
+	s, err := Open(everywhere(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,17 +84,17 @@ func TestSettingsHoldOnEveryConnection(t *testing.T) {
 		}
 	}
 	for i := range 3 {
-		conn, err := s.read.Conn(t.Context())
+		conn, err := s.read.Conn(everywhere())
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		check(fmt.Sprint("reader ", i), func(q string, dest any) error { return conn.QueryRowContext(t.Context(), q).Scan(dest) })
-		if _, err := conn.ExecContext(t.Context(), "DELETE FROM sandboxes"); err == nil {
+		check(fmt.Sprint("reader ", i), func(q string, dest any) error { return conn.QueryRowContext(everywhere(), q).Scan(dest) })
+		if _, err := conn.ExecContext(everywhere(), "DELETE FROM sandboxes"); err == nil {
 			t.Error("a reader may write")
 		}
 	}
-	err := s.write(t.Context(), "test", func(tx *tx) error {
+	err := s.write(everywhere(), "test", func(tx *tx) error {
 		check("writer", func(q string, dest any) error { return tx.row(q, nil, dest) })
 		return nil
 	})
@@ -106,7 +106,7 @@ func TestSettingsHoldOnEveryConnection(t *testing.T) {
 func TestOddPaths(t *testing.T) {
 	for _, name := range []string{"a b", "100%", "what?x=1", "a#b", "żółw", "%20", "a&_pragma=x"} {
 		dir := t.TempDir()
-		s, err := Open(t.Context(), filepath.Join(dir, name))
+		s, err := Open(everywhere(), filepath.Join(dir, name))
 		if err != nil {
 			t.Errorf("%q: %v", name, err)
 			continue
@@ -124,9 +124,9 @@ func TestOddPaths(t *testing.T) {
 
 func TestOpenSaysWhatIsWrongWithThePath(t *testing.T) {
 	dir := t.TempDir()
-	_, err := Open(t.Context(), dir)
+	_, err := Open(everywhere(), dir)
 	class(t, "a directory", err, sandbox.ErrPrecondition, true)
-	if _, err = Open(t.Context(), filepath.Join(dir, "nosuch", "cove.db")); !errors.Is(err, os.ErrNotExist) {
+	if _, err = Open(everywhere(), filepath.Join(dir, "nosuch", "cove.db")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a missing directory: %v", err)
 	}
 	class(t, "a missing directory", err, sandbox.ErrInternal, false)
@@ -135,12 +135,12 @@ func TestOpenSaysWhatIsWrongWithThePath(t *testing.T) {
 func TestRecordSurvivesReopening(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cove.db")
 	for i := range 3 {
-		s, err := Open(t.Context(), path)
+		s, err := Open(everywhere(), path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		create(t, s, newSandbox(fmt.Sprint("a", i)))
-		sbs, _, err := s.ListSandboxes(t.Context(), store.Filter{})
+		sbs, _, err := s.ListSandboxes(everywhere(), store.Filter{})
 		if len(sbs) != i+1 || err != nil {
 			t.Errorf("%d sandboxes after %d reopenings, %v", len(sbs), i, err)
 		}
@@ -152,11 +152,11 @@ func TestRecordSurvivesReopening(t *testing.T) {
 
 func TestNewerSchemaIsRefusedAndLeftAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cove.db")
-	s, err := Open(t.Context(), path)
+	s, err := Open(everywhere(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.write(t.Context(), "test", func(tx *tx) error {
+	if err := s.write(everywhere(), "test", func(tx *tx) error {
 		_, err := tx.exec("INSERT INTO schema_version (version) VALUES (999)")
 		return err
 	}); err != nil {
@@ -169,7 +169,7 @@ func TestNewerSchemaIsRefusedAndLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = Open(t.Context(), path)
+	_, err = Open(everywhere(), path)
 	class(t, "open", err, sandbox.ErrPrecondition, true)
 	if err == nil || !strings.Contains(err.Error(), "999") {
 		t.Errorf("the versions are not told: %v", err)
@@ -181,7 +181,7 @@ func TestNewerSchemaIsRefusedAndLeftAlone(t *testing.T) {
 
 func TestDamagedFileIsCorrupt(t *testing.T) {
 	whole := filepath.Join(t.TempDir(), "cove.db")
-	s, err := Open(t.Context(), whole)
+	s, err := Open(everywhere(), whole)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,11 +208,11 @@ func TestDamagedFileIsCorrupt(t *testing.T) {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s, err := Open(t.Context(), path)
+		s, err := Open(everywhere(), path)
 		if err == nil {
 			// It opens; then whatever reads the damage says so.
-			if _, _, err = s.ListSandboxes(t.Context(), store.Filter{PageSize: 1000}); err == nil {
-				_, err = s.EndSandbox(t.Context(), "a77", sandbox.End{Cause: sandbox.TTL})
+			if _, _, err = s.ListSandboxes(everywhere(), store.Filter{PageSize: 1000}); err == nil {
+				_, err = s.EndSandbox(everywhere(), "a77", sandbox.End{Cause: sandbox.TTL})
 			}
 			s.Close()
 		}
@@ -232,10 +232,10 @@ func flip(b []byte) []byte {
 func TestDamagedRecordIsCorrupt(t *testing.T) {
 	s := open(t)
 	create(t, s, newSandbox("a"))
-	if err := s.PutImage(t.Context(), sandbox.Image{ID: "sha256:1"}, "base"); err != nil {
+	if err := s.PutImage(everywhere(), sandbox.Image{ID: "sha256:1"}, "base"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.write(t.Context(), "test", func(tx *tx) error {
+	if err := s.write(everywhere(), "test", func(tx *tx) error {
 		_, err := tx.exec("UPDATE sandboxes SET record = '{'")
 		if err == nil {
 			_, err = tx.exec("UPDATE images SET record = '[]'")
@@ -244,15 +244,15 @@ func TestDamagedRecordIsCorrupt(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := s.GetSandbox(t.Context(), "a")
+	_, err := s.GetSandbox(everywhere(), "a")
 	class(t, "get", err, sandbox.ErrCorrupt, true)
-	_, _, err = s.ListSandboxes(t.Context(), store.Filter{})
+	_, _, err = s.ListSandboxes(everywhere(), store.Filter{})
 	class(t, "list", err, sandbox.ErrCorrupt, true)
-	_, err = s.EndSandbox(t.Context(), "a", sandbox.End{Cause: sandbox.TTL})
+	_, err = s.EndSandbox(everywhere(), "a", sandbox.End{Cause: sandbox.TTL})
 	class(t, "end", err, sandbox.ErrCorrupt, true)
-	_, err = s.GetImage(t.Context(), "base")
+	_, err = s.GetImage(everywhere(), "base")
 	class(t, "image", err, sandbox.ErrCorrupt, true)
-	_, err = s.RemoveImageName(t.Context(), "base")
+	_, err = s.RemoveImageName(everywhere(), "base")
 	class(t, "remove name", err, sandbox.ErrCorrupt, true)
 	var names int
 	if err := s.read.QueryRow("SELECT count(*) FROM image_names").Scan(&names); err != nil || names != 1 {
@@ -265,7 +265,7 @@ func TestFullDiskChangesNothingAndGoesAway(t *testing.T) {
 	create(t, s, newSandbox("a"))
 	limit := func(pages int) {
 		t.Helper()
-		if err := s.write(t.Context(), "test", func(tx *tx) error {
+		if err := s.write(everywhere(), "test", func(tx *tx) error {
 			var got int
 			return tx.row(fmt.Sprintf("PRAGMA max_page_count = %d", pages), nil, &got)
 		}); err != nil {
@@ -275,9 +275,9 @@ func TestFullDiskChangesNothingAndGoesAway(t *testing.T) {
 	limit(1) // SQLite makes it the present size
 	big := newSandbox("big")
 	big.Spec.Env = map[string]string{"BIG": strings.Repeat("x", 1<<20)}
-	_, _, err := s.CreateSandbox(t.Context(), big, store.Idempotency{Key: "k", Hash: "h"})
+	_, _, err := s.CreateSandbox(everywhere(), big, store.Idempotency{Key: "k", Hash: "h"})
 	class(t, "create", err, sandbox.ErrDiskFull, true)
-	_, err = s.GetSandbox(t.Context(), "big")
+	_, err = s.GetSandbox(everywhere(), "big")
 	class(t, "get", err, sandbox.ErrNotFound, false)
 
 	// The small ones beside a big one must not fail with it.
@@ -286,11 +286,11 @@ func TestFullDiskChangesNothingAndGoesAway(t *testing.T) {
 		wg.Go(func() {
 			sb := big
 			sb.ID = fmt.Sprint("big", i)
-			_, _, err := s.CreateSandbox(t.Context(), sb, store.Idempotency{})
+			_, _, err := s.CreateSandbox(everywhere(), sb, store.Idempotency{})
 			class(t, "a big one", err, sandbox.ErrDiskFull, true)
 		})
 		wg.Go(func() {
-			if _, err := s.UpdateSandbox(t.Context(), "a", func(sb *sandbox.Sandbox) error { sb.Episode++; return nil }); err != nil {
+			if _, err := s.UpdateSandbox(everywhere(), "a", func(sb *sandbox.Sandbox) error { sb.Episode++; return nil }); err != nil {
 				t.Errorf("a small one: %v", err)
 			}
 		})
@@ -299,7 +299,7 @@ func TestFullDiskChangesNothingAndGoesAway(t *testing.T) {
 
 	limit(1 << 20)
 	create(t, s, big)
-	if sb, err := s.GetSandbox(t.Context(), "a"); err != nil || sb.Episode != 17 {
+	if sb, err := s.GetSandbox(everywhere(), "a"); err != nil || sb.Episode != 17 {
 		t.Errorf("episode %d, %v", sb.Episode, err)
 	}
 }
@@ -310,7 +310,7 @@ func TestBatchBrokenByOneFailsOnlyThatOne(t *testing.T) {
 	inside, release := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		s.write(t.Context(), "test", func(*tx) error { close(inside); <-release; return nil })
+		s.write(everywhere(), "test", func(*tx) error { close(inside); <-release; return nil })
 	})
 	<-inside
 	batch := []*change{}
@@ -333,7 +333,7 @@ func TestBatchBrokenByOneFailsOnlyThatOne(t *testing.T) {
 	if err := s.writer.close(); err != nil { // its goroutine has ended: the connection is ours
 		t.Fatal(err)
 	}
-	w, err := startWriter(t.Context(), s.writeDB)
+	w, err := startWriter(everywhere(), s.writeDB)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -358,8 +358,8 @@ func TestLockHeldByAnotherProcessIsUnavailable(t *testing.T) {
 	if err := s.read.QueryRow("SELECT file FROM pragma_database_list").Scan(&path); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.write(t.Context(), "test", func(tx *tx) error {
-		_, err := tx.w.conn.ExecContext(context.Background(), "PRAGMA busy_timeout = 1") // not the 5 s
+	if err := s.write(everywhere(), "test", func(tx *tx) error {
+		_, err := tx.w.conn.ExecContext(everywhere(), "PRAGMA busy_timeout = 1") // not the 5 s
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -373,9 +373,9 @@ func TestLockHeldByAnotherProcessIsUnavailable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = s.CreateSandbox(t.Context(), newSandbox("a"), store.Idempotency{})
+	_, _, err = s.CreateSandbox(everywhere(), newSandbox("a"), store.Idempotency{})
 	class(t, "create", err, sandbox.ErrUnavailable, true)
-	if _, _, err := s.ListSandboxes(t.Context(), store.Filter{}); err != nil {
+	if _, _, err := s.ListSandboxes(everywhere(), store.Filter{}); err != nil {
 		t.Errorf("readers do not wait for it: %v", err)
 	}
 	if err := tx.Rollback(); err != nil {
@@ -389,12 +389,12 @@ func TestQueuedWriteIsWithdrawnWithItsCaller(t *testing.T) {
 	inside, release := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := s.write(t.Context(), "test", func(*tx) error { close(inside); <-release; return nil }); err != nil {
+		if err := s.write(everywhere(), "test", func(*tx) error { close(inside); <-release; return nil }); err != nil {
 			t.Error(err)
 		}
 	})
 	<-inside
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(everywhere())
 	result := make(chan error)
 	go func() {
 		_, _, err := s.CreateSandbox(ctx, newSandbox("a"), store.Idempotency{})
@@ -404,7 +404,7 @@ func TestQueuedWriteIsWithdrawnWithItsCaller(t *testing.T) {
 	class(t, "the queued create", <-result, sandbox.ErrCanceled, false) // answered while the writer is busy
 	close(release)
 	wg.Wait()
-	_, err := s.GetSandbox(t.Context(), "a")
+	_, err := s.GetSandbox(everywhere(), "a")
 	class(t, "what it would have made", err, sandbox.ErrNotFound, false)
 }
 
@@ -412,9 +412,9 @@ func TestUpdateThatWasOvertakenRunsAgain(t *testing.T) {
 	s := open(t)
 	create(t, s, newSandbox("a"))
 	calls := 0
-	got, err := s.UpdateSandbox(t.Context(), "a", func(sb *sandbox.Sandbox) error {
+	got, err := s.UpdateSandbox(everywhere(), "a", func(sb *sandbox.Sandbox) error {
 		if calls++; calls == 1 {
-			if _, err := s.UpdateSandbox(t.Context(), "a", func(sb *sandbox.Sandbox) error { sb.Episode += 10; return nil }); err != nil {
+			if _, err := s.UpdateSandbox(everywhere(), "a", func(sb *sandbox.Sandbox) error { sb.Episode += 10; return nil }); err != nil {
 				return err
 			}
 		}
@@ -425,9 +425,9 @@ func TestUpdateThatWasOvertakenRunsAgain(t *testing.T) {
 		t.Errorf("episode %d after %d calls, %v", got.Episode, calls, err)
 	}
 	calls = 0
-	_, err = s.UpdateSandbox(t.Context(), "a", func(sb *sandbox.Sandbox) error {
+	_, err = s.UpdateSandbox(everywhere(), "a", func(sb *sandbox.Sandbox) error {
 		if calls++; calls == 1 {
-			if _, err := s.EndSandbox(t.Context(), "a", sandbox.End{Cause: sandbox.TTL}); err != nil {
+			if _, err := s.EndSandbox(everywhere(), "a", sandbox.End{Cause: sandbox.TTL}); err != nil {
 				return err
 			}
 		}
@@ -442,19 +442,19 @@ func TestUpdateThatWasOvertakenRunsAgain(t *testing.T) {
 func TestTouchWithinAMinuteWritesNothing(t *testing.T) {
 	s := open(t)
 	used := time.Unix(1700000000, 0)
-	if err := s.CreateKey(t.Context(), store.Key{ID: "k", Hash: []byte{1}, LastUsedAt: used}); err != nil {
+	if err := s.CreateKey(everywhere(), store.Key{ID: "k", Hash: []byte{1}, LastUsedAt: used, Role: sandbox.DeveloperRole}); err != nil {
 		t.Fatal(err)
 	}
 	inside, release := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		s.write(t.Context(), "test", func(*tx) error { close(inside); <-release; return nil })
+		s.write(everywhere(), "test", func(*tx) error { close(inside); <-release; return nil })
 	})
 	<-inside // the writer is busy: whoever needs it waits
-	if err := s.TouchKey(t.Context(), "k", used.Add(59*time.Second)); err != nil {
+	if err := s.TouchKey(everywhere(), "k", used.Add(59*time.Second)); err != nil {
 		t.Error(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(everywhere())
 	late := make(chan error)
 	go func() { late <- s.TouchKey(ctx, "k", used.Add(61*time.Second)) }()
 	cancel()
@@ -465,12 +465,12 @@ func TestTouchWithinAMinuteWritesNothing(t *testing.T) {
 
 func TestClosedStoreIsUnavailable(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	s, err := Open(context.Background(), filepath.Join(t.TempDir(), "cove.db"))
+	s, err := Open(everywhere(), filepath.Join(t.TempDir(), "cove.db"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	create(t, s, newSandbox("a"))
-	if _, err := s.GetSandbox(t.Context(), "a"); err != nil {
+	if _, err := s.GetSandbox(everywhere(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	// Writers that are under way either succeed or are told.
@@ -478,7 +478,7 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			for j := 0; ; j++ {
-				if _, _, err := s.CreateSandbox(context.Background(), newSandbox(fmt.Sprintf("w%dn%d", i, j)), store.Idempotency{}); err != nil {
+				if _, _, err := s.CreateSandbox(everywhere(), newSandbox(fmt.Sprintf("w%dn%d", i, j)), store.Idempotency{}); err != nil {
 					class(t, "a writer", err, sandbox.ErrUnavailable, false)
 					return
 				}
@@ -491,11 +491,11 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	_, err = s.GetSandbox(t.Context(), "a")
+	_, err = s.GetSandbox(everywhere(), "a")
 	class(t, "get", err, sandbox.ErrUnavailable, false)
-	_, _, err = s.ListSandboxes(t.Context(), store.Filter{})
+	_, _, err = s.ListSandboxes(everywhere(), store.Filter{})
 	class(t, "list", err, sandbox.ErrUnavailable, false)
-	class(t, "touch", s.TouchKey(t.Context(), "k", time.Unix(1, 0)), sandbox.ErrUnavailable, false)
+	class(t, "touch", s.TouchKey(everywhere(), "k", time.Unix(1, 0)), sandbox.ErrUnavailable, false)
 }
 
 func TestOpenedByManyAtOnce(t *testing.T) {
@@ -503,13 +503,13 @@ func TestOpenedByManyAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
-			s, err := Open(context.Background(), path)
+			s, err := Open(everywhere(), path)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			defer s.Close()
-			if _, _, err := s.CreateSandbox(context.Background(), newSandbox(fmt.Sprint("a", i)), store.Idempotency{}); err != nil {
+			if _, _, err := s.CreateSandbox(everywhere(), newSandbox(fmt.Sprint("a", i)), store.Idempotency{}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -521,7 +521,7 @@ func TestForgedTokens(t *testing.T) {
 	s := open(t)
 	create(t, s, newSandbox("a"))
 	for _, raw := range []string{"1.x.a", "1.1", "9.1.a", "1.1.A;--", "1.99999999999999999999.a", "1..a", "..", "1.1."} {
-		_, _, err := s.ListSandboxes(t.Context(), store.Filter{PageToken: base64.RawURLEncoding.EncodeToString([]byte(raw))})
+		_, _, err := s.ListSandboxes(everywhere(), store.Filter{PageToken: base64.RawURLEncoding.EncodeToString([]byte(raw))})
 		class(t, raw, err, sandbox.ErrInvalid, false)
 	}
 }
@@ -541,7 +541,7 @@ func TestListUsesItsIndexes(t *testing.T) {
 		"two":       {map[string]string{"run": "r", "group": "g"}, nil},
 		"three":     {map[string]string{"run": "r", "group": "g", "x": "y"}, []sandbox.State{sandbox.Running}},
 	} {
-		query, args := pageQuery(0, c.states, c.labels, after, 100)
+		query, args := pageQuery(everybody, 0, c.states, c.labels, after, 100)
 		rows, err := s.read.Query("EXPLAIN QUERY PLAN "+query, args...)
 		if err != nil {
 			t.Fatal(err)
@@ -586,22 +586,22 @@ func TestSchemaOneIsBroughtUp(t *testing.T) {
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s, err := Open(t.Context(), path)
+	s, err := Open(everywhere(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if sb, err := s.GetSandbox(t.Context(), "old"); err != nil || sb.Spec.Image != "base" || sb.Lineage.Parent != "" {
+	if sb, err := s.GetSandbox(everywhere(), "old"); err != nil || sb.Spec.Image != "base" || sb.Lineage.Parent != "" {
 		t.Errorf("%+v, %v", sb, err)
 	}
 	snap := sandbox.Snapshot{ID: "s", Kind: sandbox.MemorySnapshot, Sandbox: "old", Content: sandbox.Content{Manifest: "m"}}
-	if _, err := s.CreateSnapshot(t.Context(), snap); err != nil {
+	if _, err := s.CreateSnapshot(everywhere(), snap); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.UpdateSandbox(t.Context(), "old", func(sb *sandbox.Sandbox) error { sb.Lineage = sb.Lineage.Below("s"); return nil }); err != nil {
+	if _, err := s.UpdateSandbox(everywhere(), "old", func(sb *sandbox.Sandbox) error { sb.Lineage = sb.Lineage.Below("s"); return nil }); err != nil {
 		t.Error(err)
 	}
-	if tree, err := s.Tree(t.Context(), "s"); err != nil || len(tree.Sandboxes) != 1 {
+	if tree, err := s.Tree(everywhere(), "s"); err != nil || len(tree.Sandboxes) != 1 {
 		t.Errorf("%+v, %v", tree, err)
 	}
 }

@@ -1,7 +1,6 @@
 package sqlite
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -27,7 +26,7 @@ func TestFullFileSystem(t *testing.T) {
 		}
 	})
 	path := filepath.Join(dir, "cove.db")
-	s, err := Open(t.Context(), path)
+	s, err := Open(everywhere(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,13 +40,13 @@ func TestFullFileSystem(t *testing.T) {
 		for i := range 1000 {
 			sb := newSandbox(fmt.Sprintf("a%dx%d", len(made), i))
 			sb.Spec.Env = map[string]string{"X": strings.Repeat("x", 20<<10)}
-			_, _, err := s.CreateSandbox(context.Background(), sb, store.Idempotency{})
+			_, _, err := s.CreateSandbox(everywhere(), sb, store.Idempotency{})
 			if err == nil {
 				made[sb.ID] = true
 				continue
 			}
 			class(t, "create on a full disk", err, sandbox.ErrDiskFull, true)
-			_, err = s.GetSandbox(t.Context(), sb.ID)
+			_, err = s.GetSandbox(everywhere(), sb.ID)
 			class(t, "what did not fit", err, sandbox.ErrNotFound, false)
 			return
 		}
@@ -64,11 +63,11 @@ func TestFullFileSystem(t *testing.T) {
 	if err := s.Close(); err != nil && !errors.Is(err, sandbox.ErrDiskFull) {
 		t.Error(err)
 	}
-	if s, err = Open(t.Context(), path); err != nil {
+	if s, err = Open(everywhere(), path); err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	sbs, _, err := s.ListSandboxes(t.Context(), store.Filter{PageSize: 10000})
+	sbs, _, err := s.ListSandboxes(everywhere(), store.Filter{PageSize: 10000})
 	if err != nil || len(sbs) != len(made) {
 		t.Errorf("%d of %d sandboxes after a full disk, %v", len(sbs), len(made), err)
 	}

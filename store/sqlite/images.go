@@ -9,12 +9,16 @@ import (
 	"slices"
 
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
 // PutImage implements store.Images.
 func (s *Store) PutImage(ctx context.Context, img sandbox.Image, name string) error {
 	if img.ID == "" {
 		return sandbox.InvalidField("image.id", "an image has an id")
+	}
+	if _, err := whose(ctx); err != nil {
+		return err
 	}
 	img.CreatedAt = img.CreatedAt.UTC()
 	img.Names = nil // they are rows of their own
@@ -31,24 +35,42 @@ func (s *Store) PutImage(ctx context.Context, img sandbox.Image, name string) er
 		if name == "" {
 			return nil
 		}
-		_, err := t.exec(`INSERT INTO image_names (name, image_id) VALUES (?, ?)
-			ON CONFLICT (name) DO UPDATE SET image_id = excluded.image_id`, name, img.ID)
+		_, err := t.exec(`INSERT INTO image_names (tenant, name, image_id) VALUES (?, ?, ?)
+			ON CONFLICT (tenant, name) DO UPDATE SET image_id = excluded.image_id`, store.ScopeOf(ctx).Tenant(), name, img.ID)
 		return err
 	})
 }
 
-// imageRows reads images with their names in one statement, so that the names
-// are those of one moment.
-const imageRows = `SELECT i.id, i.record, coalesce(n.name, '') FROM images i LEFT JOIN image_names n ON n.image_id = i.id`
+// imageRows reads images with the names that are in sight in one statement, so
+// that the names are those of one moment. Its parameter is whose sight. A name
+// that a tenant has beside everybody's is one name to it, if both mean the same
+// image; if not, everybody's is hidden behind its own.
+const imageRows = `SELECT DISTINCT i.id, i.record, coalesce(n.name, ''), i.created_at FROM images i LEFT JOIN image_names n ON n.image_id = i.id AND
+	(? IN (n.tenant, '*') OR n.tenant = '' AND NOT EXISTS (SELECT 1 FROM image_names o WHERE o.tenant = ? AND o.name = n.name))`
+
+// inSight says whether an image i is in a tenant's sight: by a name, or because
+// a live sandbox or a snapshot of the tenant uses it. Four times the tenant.
+const inSight = `(? = '*' OR EXISTS (SELECT 1 FROM image_names m WHERE m.image_id = i.id AND m.tenant IN ('', ?)) OR
+	EXISTS (SELECT 1 FROM sandboxes s WHERE s.image_id = i.id AND s.ended = 0 AND s.tenant = ?) OR
+	EXISTS (SELECT 1 FROM snapshot_images x JOIN snapshots s ON s.id = x.snapshot_id WHERE x.image_id = i.id AND s.tenant = ?))`
 
 // GetImage implements store.Images. An id is looked for first: a name made to
 // look like the id of another image cannot stand in for it.
 func (s *Store) GetImage(ctx context.Context, nameOrID string) (sandbox.Image, error) {
-	st, err := s.stmt(ctx, imageRows+` WHERE i.id = coalesce((SELECT id FROM images WHERE id = ?), (SELECT image_id FROM image_names WHERE name = ?)) ORDER BY n.name`)
+	who, err := whose(ctx)
+	if err != nil {
+		return sandbox.Image{}, err
+	}
+	st, err := s.stmt(ctx, imageRows+` WHERE i.id = coalesce((SELECT i.id FROM images i WHERE i.id = ? AND `+inSight+`),
+		(SELECT image_id FROM image_names WHERE tenant = ? AND name = ?), (SELECT image_id FROM image_names WHERE tenant = '' AND name = ?)) ORDER BY 3`)
 	if err != nil {
 		return sandbox.Image{}, s.fault(ctx, "get_image", err)
 	}
-	rows, err := st.QueryContext(ctx, nameOrID, nameOrID)
+	own := who
+	if who == everybody {
+		own = sandbox.DefaultTenant
+	}
+	rows, err := st.QueryContext(ctx, who, who, nameOrID, who, who, who, who, own, nameOrID, nameOrID)
 	if err != nil {
 		return sandbox.Image{}, s.fault(ctx, "get_image", err)
 	}
@@ -64,11 +86,15 @@ func (s *Store) GetImage(ctx context.Context, nameOrID string) (sandbox.Image, e
 
 // ListImages implements store.Images.
 func (s *Store) ListImages(ctx context.Context) ([]sandbox.Image, error) {
-	st, err := s.stmt(ctx, imageRows+` ORDER BY i.created_at DESC, i.id DESC, n.name`)
+	who, err := whose(ctx)
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.stmt(ctx, imageRows+` WHERE `+inSight+` ORDER BY 4 DESC, 1 DESC, 3`)
 	if err != nil {
 		return nil, s.fault(ctx, "list_images", err)
 	}
-	rows, err := st.QueryContext(ctx)
+	rows, err := st.QueryContext(ctx, who, who, who, who, who, who)
 	if err != nil {
 		return nil, s.fault(ctx, "list_images", err)
 	}
@@ -78,12 +104,27 @@ func (s *Store) ListImages(ctx context.Context) ([]sandbox.Image, error) {
 
 // RemoveImageName implements store.Images.
 func (s *Store) RemoveImageName(ctx context.Context, name string) (img sandbox.Image, err error) {
+	who, err := whose(ctx)
+	if err != nil {
+		return img, err
+	}
 	err = s.write(ctx, "remove_image_name", func(t *tx) error {
-		st, err := t.stmt(imageRows + ` WHERE i.id = (SELECT image_id FROM image_names WHERE name = ?) ORDER BY n.name`)
+		var owner string
+		err := t.row(`SELECT tenant FROM image_names WHERE name = ? AND (tenant = ? OR tenant = '' OR ? = '*' AND tenant = 'default') ORDER BY tenant = ? DESC, tenant LIMIT 1`,
+			[]any{name, who, who, who}, &owner)
+		switch {
+		case errors.Is(err, sql.ErrNoRows):
+			return noImage(name)
+		case err != nil:
+			return err
+		case owner == "" && who != everybody:
+			return &sandbox.Error{Class: sandbox.Denied, Msg: "the name '" + name + "' is every tenant's", Hint: "an installation's admin removes it"}
+		}
+		st, err := t.stmt(imageRows + ` WHERE i.id = (SELECT image_id FROM image_names WHERE tenant = ? AND name = ?) ORDER BY 3`)
 		if err != nil {
 			return err
 		}
-		rows, err := st.Query(name)
+		rows, err := st.Query(who, who, owner, name)
 		if err != nil {
 			return err
 		}
@@ -96,7 +137,7 @@ func (s *Store) RemoveImageName(ctx context.Context, name string) (img sandbox.I
 		}
 		img = imgs[0]
 		img.Names = slices.DeleteFunc(img.Names, func(n string) bool { return n == name })
-		_, err = t.exec(`DELETE FROM image_names WHERE name = ?`, name)
+		_, err = t.exec(`DELETE FROM image_names WHERE tenant = ? AND name = ?`, owner, name)
 		return err
 	})
 	if err != nil {
@@ -107,6 +148,9 @@ func (s *Store) RemoveImageName(ctx context.Context, name string) (img sandbox.I
 
 // RemoveImage implements store.Images.
 func (s *Store) RemoveImage(ctx context.Context, id string) error {
+	if err := store.ScopeOf(ctx).CheckAll(); err != nil {
+		return err
+	}
 	return s.write(ctx, "remove_image", func(t *tx) error {
 		var names, users, snaps int
 		err := t.row(`SELECT (SELECT count(*) FROM image_names WHERE image_id = i.id),
@@ -136,7 +180,8 @@ func scanImages(rows *sql.Rows) ([]sandbox.Image, error) {
 	var imgs []sandbox.Image
 	for rows.Next() {
 		var id, record, name string
-		if err := rows.Scan(&id, &record, &name); err != nil {
+		var created int64
+		if err := rows.Scan(&id, &record, &name, &created); err != nil {
 			return nil, err
 		}
 		if len(imgs) == 0 || imgs[len(imgs)-1].ID != id {

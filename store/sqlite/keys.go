@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
@@ -17,12 +18,23 @@ const touchEvery = time.Minute
 
 // CreateKey implements store.Keys.
 func (s *Store) CreateKey(ctx context.Context, k store.Key) error {
-	if k.ID == "" || len(k.Hash) == 0 {
-		return sandbox.InvalidField("key", "a key has an id and a hash")
+	if _, err := whose(ctx); err != nil {
+		return err
 	}
+	if err := store.CheckKey(k); err != nil {
+		return err
+	}
+	k.Tenant = store.ScopeOf(ctx).Owner(k.Tenant)
 	return s.write(ctx, "create_key", func(t *tx) error {
-		n, err := t.exec(`INSERT INTO api_keys (id, hash, name, created_at, last_used_at) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`,
-			k.ID, hex.EncodeToString(k.Hash), k.Name, nanos(k.CreatedAt), nanos(k.LastUsedAt))
+		var known int
+		if err := t.row(`SELECT count(*) FROM tenants WHERE id = ?`, []any{k.Tenant}, &known); err != nil {
+			return err
+		}
+		if known == 0 {
+			return noTenant(k.Tenant)
+		}
+		n, err := t.exec(`INSERT INTO api_keys (id, hash, name, created_at, last_used_at, tenant, role, scopes, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`,
+			k.ID, hex.EncodeToString(k.Hash), k.Name, nanos(k.CreatedAt), nanos(k.LastUsedAt), k.Tenant, string(k.Role), strings.Join(k.Scopes, " "), nanos(k.ExpiresAt))
 		if err == nil && n == 0 {
 			return &sandbox.Error{Class: sandbox.AlreadyExists, Msg: "there is a key " + k.ID + " or one with the same secret already"}
 		}
@@ -30,15 +42,19 @@ func (s *Store) CreateKey(ctx context.Context, k store.Key) error {
 	})
 }
 
-const keyColumns = `SELECT id, hash, name, created_at, last_used_at FROM api_keys`
+const keyColumns = `SELECT id, hash, name, created_at, last_used_at, tenant, role, scopes, expires_at, old_hash, old_until FROM api_keys`
 
 // KeyByHash implements store.Keys.
 func (s *Store) KeyByHash(ctx context.Context, hash []byte) (store.Key, error) {
-	st, err := s.stmt(ctx, keyColumns+` WHERE hash = ?`)
+	if err := store.ScopeOf(ctx).CheckAll(); err != nil {
+		return store.Key{}, err
+	}
+	st, err := s.stmt(ctx, keyColumns+` WHERE hash = ? OR old_hash <> '' AND old_hash = ?`)
 	if err != nil {
 		return store.Key{}, s.fault(ctx, "key_by_hash", err)
 	}
-	k, err := scanKey(st.QueryRowContext(ctx, hex.EncodeToString(hash)))
+	h := hex.EncodeToString(hash)
+	k, err := scanKey(st.QueryRowContext(ctx, h, h))
 	if errors.Is(err, sql.ErrNoRows) {
 		return store.Key{}, &sandbox.Error{Class: sandbox.NotFound, Msg: "no such key"}
 	}
@@ -52,11 +68,15 @@ func (s *Store) ListKeys(ctx context.Context) ([]store.Key, error) {
 }
 
 func (s *Store) listKeys(ctx context.Context) ([]store.Key, error) {
-	st, err := s.stmt(ctx, keyColumns+` ORDER BY created_at, id`)
+	who, err := whose(ctx)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := st.QueryContext(ctx)
+	st, err := s.stmt(ctx, keyColumns+` WHERE ? IN (tenant, '*') ORDER BY created_at, id`)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := st.QueryContext(ctx, who)
 	if err != nil {
 		return nil, err
 	}
@@ -74,8 +94,12 @@ func (s *Store) listKeys(ctx context.Context) ([]store.Key, error) {
 
 // RevokeKey implements store.Keys.
 func (s *Store) RevokeKey(ctx context.Context, id string) error {
+	who, err := whose(ctx)
+	if err != nil {
+		return err
+	}
 	return s.write(ctx, "revoke_key", func(t *tx) error {
-		n, err := t.exec(`DELETE FROM api_keys WHERE id = ?`, id)
+		n, err := t.exec(`DELETE FROM api_keys WHERE id = ? AND ? IN (tenant, '*')`, id, who)
 		if err == nil && n == 0 {
 			return noKey(id)
 		}
@@ -83,11 +107,53 @@ func (s *Store) RevokeKey(ctx context.Context, id string) error {
 	})
 }
 
+// RotateKey implements store.Keys.
+func (s *Store) RotateKey(ctx context.Context, id string, hash []byte, oldUntil time.Time) (k store.Key, err error) {
+	who, err := whose(ctx)
+	if err != nil {
+		return k, err
+	}
+	if len(hash) == 0 {
+		return k, sandbox.InvalidField("key", "a key has a hash")
+	}
+	err = s.write(ctx, "rotate_key", func(t *tx) error {
+		var taken int
+		h := hex.EncodeToString(hash)
+		if err := t.row(`SELECT count(*) FROM api_keys WHERE hash = ? OR old_hash = ?`, []any{h, h}, &taken); err != nil {
+			return err
+		}
+		if taken > 0 {
+			return &sandbox.Error{Class: sandbox.AlreadyExists, Msg: "there is a key with the same secret already"}
+		}
+		n, err := t.exec(`UPDATE api_keys SET old_hash = hash, old_until = ?, hash = ? WHERE id = ? AND ? IN (tenant, '*')`, nanos(oldUntil), h, id, who)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return noKey(id)
+		}
+		st, err := t.stmt(keyColumns + ` WHERE id = ?`)
+		if err != nil {
+			return err
+		}
+		k, err = scanKey(st.QueryRow(id))
+		return err
+	})
+	if err != nil {
+		return store.Key{}, err
+	}
+	return k, nil
+}
+
 // TouchKey implements store.Keys. A touch within a minute of the last one is
 // answered by a read.
 func (s *Store) TouchKey(ctx context.Context, id string, at time.Time) error {
+	who, err := whose(ctx)
+	if err != nil {
+		return err
+	}
 	var last int64
-	err := s.readRow(ctx, `SELECT last_used_at FROM api_keys WHERE id = ?`, []any{id}, &last)
+	err = s.readRow(ctx, `SELECT last_used_at FROM api_keys WHERE id = ? AND ? IN (tenant, '*')`, []any{id, who}, &last)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return noKey(id)
@@ -105,15 +171,25 @@ func (s *Store) TouchKey(ctx context.Context, id string, at time.Time) error {
 }
 
 func scanKey(row interface{ Scan(...any) error }) (k store.Key, err error) {
-	var hash string
-	var created, used int64
-	if err := row.Scan(&k.ID, &hash, &k.Name, &created, &used); err != nil {
+	var hash, oldHash, role, scopes string
+	var created, used, expires, oldUntil int64
+	if err := row.Scan(&k.ID, &hash, &k.Name, &created, &used, &k.Tenant, &role, &scopes, &expires, &oldHash, &oldUntil); err != nil {
 		return store.Key{}, err
 	}
 	if k.Hash, err = hex.DecodeString(hash); err != nil {
 		return store.Key{}, damaged("key", k.ID, err)
 	}
-	k.CreatedAt, k.LastUsedAt = instant(created), instant(used)
+	if k.OldHash, err = hex.DecodeString(oldHash); err != nil {
+		return store.Key{}, damaged("key", k.ID, err)
+	}
+	k.Role = sandbox.Role(role)
+	if scopes != "" {
+		k.Scopes = strings.Fields(scopes)
+	}
+	if len(k.OldHash) == 0 {
+		k.OldHash = nil
+	}
+	k.CreatedAt, k.LastUsedAt, k.ExpiresAt, k.OldUntil = instant(created), instant(used), instant(expires), instant(oldUntil)
 	return k, nil
 }
 

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -18,6 +19,10 @@ func (s *Store) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem stor
 	if err := store.CheckNew(sb); err != nil {
 		return got, false, err
 	}
+	if _, err := whose(ctx); err != nil {
+		return got, false, err
+	}
+	sb.Tenant = store.ScopeOf(ctx).Owner(sb.Tenant)
 	record, err := encodeSandbox(sb)
 	if err != nil {
 		return got, false, err
@@ -25,7 +30,7 @@ func (s *Store) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem stor
 	err = s.write(ctx, "create_sandbox", func(t *tx) error {
 		existed = false
 		if idem.Key != "" {
-			first, err := sandboxOfKey(idem, t.row)
+			first, err := sandboxOfKey(sb.Tenant, idem, t.row)
 			if err == nil {
 				got, existed = first, true
 			}
@@ -33,9 +38,9 @@ func (s *Store) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem stor
 				return err
 			}
 		}
-		n, err := t.exec(`INSERT INTO sandboxes (id, ended, state, image_id, created_at, ended_at, version, record)
-			VALUES (?, ?, ?, ?, ?, ?, 1, ?) ON CONFLICT DO NOTHING`,
-			sb.ID, endedInt(sb), string(sb.State), sb.ImageID, nanos(sb.CreatedAt), endedAt(sb), record)
+		n, err := t.exec(`INSERT INTO sandboxes (id, tenant, ended, state, image_id, created_at, ended_at, version, record)
+			VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?) ON CONFLICT DO NOTHING`,
+			sb.ID, sb.Tenant, endedInt(sb), string(sb.State), sb.ImageID, nanos(sb.CreatedAt), endedAt(sb), record)
 		if err != nil {
 			return err
 		}
@@ -43,7 +48,7 @@ func (s *Store) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem stor
 			return &sandbox.Error{Class: sandbox.AlreadyExists, Msg: "there is a sandbox " + sb.ID + " already"}
 		}
 		if idem.Key != "" {
-			if _, err := t.exec(`INSERT INTO idempotency_keys (idem_key, hash, sandbox_id) VALUES (?, ?, ?)`, idem.Key, idem.Hash, sb.ID); err != nil {
+			if _, err := t.exec(`INSERT INTO idempotency_keys (tenant, idem_key, hash, sandbox_id) VALUES (?, ?, ?, ?)`, sb.Tenant, idem.Key, idem.Hash, sb.ID); err != nil {
 				return err
 			}
 		}
@@ -66,7 +71,11 @@ func (s *Store) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem stor
 
 // SandboxByKey implements store.Sandboxes.
 func (s *Store) SandboxByKey(ctx context.Context, idem store.Idempotency) (sandbox.Sandbox, error) {
-	sb, err := sandboxOfKey(idem, func(query string, args []any, dest ...any) error {
+	tenant, err := names(ctx)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	sb, err := sandboxOfKey(tenant, idem, func(query string, args []any, dest ...any) error {
 		return s.readRow(ctx, query, args, dest...)
 	})
 	if errors.Is(err, sql.ErrNoRows) {
@@ -77,10 +86,10 @@ func (s *Store) SandboxByKey(ctx context.Context, idem store.Idempotency) (sandb
 
 // sandboxOfKey finds what was first created with an idempotency key;
 // sql.ErrNoRows if nothing was.
-func sandboxOfKey(idem store.Idempotency, row func(query string, args []any, dest ...any) error) (sandbox.Sandbox, error) {
+func sandboxOfKey(tenant string, idem store.Idempotency, row func(query string, args []any, dest ...any) error) (sandbox.Sandbox, error) {
 	var hash, id, record string
-	err := row(`SELECT k.hash, s.id, s.record FROM idempotency_keys k JOIN sandboxes s ON s.id = k.sandbox_id WHERE k.idem_key = ?`,
-		[]any{idem.Key}, &hash, &id, &record)
+	err := row(`SELECT k.hash, s.id, s.record FROM idempotency_keys k JOIN sandboxes s ON s.id = k.sandbox_id WHERE k.tenant = ? AND k.idem_key = ?`,
+		[]any{tenant, idem.Key}, &hash, &id, &record)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -98,7 +107,11 @@ func (s *Store) GetSandbox(ctx context.Context, id string) (sandbox.Sandbox, err
 }
 
 func (s *Store) loadSandbox(ctx context.Context, id string) (sb sandbox.Sandbox, record string, version int64, err error) {
-	err = s.readRow(ctx, `SELECT record, version FROM sandboxes WHERE id = ?`, []any{id}, &record, &version)
+	who, err := whose(ctx)
+	if err != nil {
+		return sb, "", 0, err
+	}
+	err = s.readRow(ctx, `SELECT record, version FROM sandboxes WHERE id = ? AND ? IN (tenant, '*')`, []any{id, who}, &record, &version)
 	if errors.Is(err, sql.ErrNoRows) {
 		return sb, "", 0, noSandbox(id)
 	}
@@ -174,9 +187,13 @@ func (s *Store) EndSandbox(ctx context.Context, id string, end sandbox.End) (sb 
 	if end.Cause == "" {
 		return sb, &sandbox.Error{Class: sandbox.Invalid, Field: "end.cause", Msg: "an end has a cause"}
 	}
+	who, err := whose(ctx)
+	if err != nil {
+		return sb, err
+	}
 	err = s.write(ctx, "end_sandbox", func(t *tx) error {
 		var record string
-		err := t.row(`SELECT record FROM sandboxes WHERE id = ?`, []any{id}, &record)
+		err := t.row(`SELECT record FROM sandboxes WHERE id = ? AND ? IN (tenant, '*')`, []any{id, who}, &record)
 		if errors.Is(err, sql.ErrNoRows) {
 			return noSandbox(id)
 		}
@@ -210,11 +227,16 @@ func (s *Store) EndSandbox(ctx context.Context, id string, end sandbox.End) (sb 
 
 // ForgetSandbox implements store.Sandboxes.
 func (s *Store) ForgetSandbox(ctx context.Context, id string) error {
+	who, err := whose(ctx)
+	if err != nil {
+		return err
+	}
 	return s.write(ctx, "forget_sandbox", func(t *tx) error {
-		if _, err := t.exec(`DELETE FROM lineage WHERE node_id = ?`, id); err != nil {
+		n, err := t.exec(`DELETE FROM sandboxes WHERE id = ? AND ? IN (tenant, '*')`, id, who)
+		if err != nil || n == 0 {
 			return err
 		}
-		_, err := t.exec(`DELETE FROM sandboxes WHERE id = ?`, id)
+		_, err = t.exec(`DELETE FROM lineage WHERE node_id = ?`, id)
 		return err
 	})
 }
@@ -223,8 +245,8 @@ func (s *Store) ForgetSandbox(ctx context.Context, id string) error {
 // their sandbox. Other writers wait meanwhile, so callers keep limit to some
 // thousands.
 func (s *Store) ForgetEnded(ctx context.Context, before time.Time, limit int) (int, error) {
-	if limit <= 0 {
-		return 0, nil
+	if err := store.ScopeOf(ctx).CheckAll(); err != nil || limit <= 0 {
+		return 0, err
 	}
 	var gone int64
 	err := s.write(ctx, "forget_ended", func(t *tx) (err error) {
@@ -276,6 +298,7 @@ func decodeSandbox(id, record string) (sb sandbox.Sandbox, err error) {
 	if err := json.Unmarshal([]byte(record), &sb); err != nil {
 		return sandbox.Sandbox{}, damaged("sandbox", id, err)
 	}
+	sb.Tenant = cmp.Or(sb.Tenant, sandbox.DefaultTenant) // from before there were tenants
 	return sb, nil
 }
 

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -15,6 +16,10 @@ import (
 
 // CreateSnapshot implements store.Snapshots.
 func (s *Store) CreateSnapshot(ctx context.Context, snap sandbox.Snapshot) (sandbox.Snapshot, error) {
+	if _, err := whose(ctx); err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	snap.Tenant = store.ScopeOf(ctx).Owner(snap.Tenant)
 	record, err := encodeSnapshot(snap)
 	if err != nil {
 		return sandbox.Snapshot{}, err
@@ -35,20 +40,19 @@ func (t *tx) insertSnapshot(snap sandbox.Snapshot, record string) error {
 	if taken > 0 {
 		return &sandbox.Error{Class: sandbox.AlreadyExists, Msg: "there is a snapshot " + snap.ID + " already"}
 	}
-	var name any
-	if snap.Name != "" {
-		name = snap.Name
-		if _, err := t.exec(`UPDATE snapshots SET name = NULL WHERE name = ?`, name); err != nil {
-			return err
-		}
-	}
 	hidden := 0
 	if snap.Hidden {
 		hidden = 1
 	}
-	if _, err := t.exec(`INSERT INTO snapshots (id, name, kind, sandbox_id, manifest, hidden, created_at, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
-		snap.ID, name, string(snap.Kind), snap.Sandbox, snap.Content.Manifest, hidden, nanos(snap.CreatedAt), record); err != nil {
+	if _, err := t.exec(`INSERT INTO snapshots (id, tenant, stored, kind, sandbox_id, manifest, hidden, created_at, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		snap.ID, snap.Tenant, snap.Content.Stored, string(snap.Kind), snap.Sandbox, snap.Content.Manifest, hidden, nanos(snap.CreatedAt), record); err != nil {
 		return err
+	}
+	if snap.Name != "" {
+		if _, err := t.exec(`INSERT INTO snapshot_names (tenant, name, snapshot_id) VALUES (?, ?, ?)
+			ON CONFLICT (tenant, name) DO UPDATE SET snapshot_id = excluded.snapshot_id`, snap.Tenant, snap.Name, snap.ID); err != nil {
+			return err
+		}
 	}
 	for label, value := range snap.Labels {
 		if _, err := t.exec(`INSERT INTO snapshot_labels (snapshot_id, name, value) VALUES (?, ?, ?)`, snap.ID, label, value); err != nil {
@@ -68,14 +72,23 @@ func (t *tx) insertSnapshot(snap sandbox.Snapshot, record string) error {
 	return t.insertLineage(snap.ID, snap.Lineage)
 }
 
-const snapshotRow = `SELECT id, coalesce(name, ''), record FROM snapshots`
+const snapshotRow = `SELECT s.id, coalesce(n.name, ''), s.record FROM snapshots s LEFT JOIN snapshot_names n ON n.snapshot_id = s.id`
 
 // GetSnapshot implements store.Snapshots. An id is looked for first: a name
 // made to look like the id of another snapshot cannot stand in for it.
 func (s *Store) GetSnapshot(ctx context.Context, nameOrID string) (sandbox.Snapshot, error) {
+	who, err := whose(ctx)
+	if err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	tenant, err := names(ctx)
+	if err != nil {
+		return sandbox.Snapshot{}, err
+	}
 	var id, name, record string
-	err := s.readRow(ctx, snapshotRow+` WHERE id = coalesce((SELECT id FROM snapshots WHERE id = ?), (SELECT id FROM snapshots WHERE name = ?))`,
-		[]any{nameOrID, nameOrID}, &id, &name, &record)
+	err = s.readRow(ctx, snapshotRow+` WHERE s.id = coalesce((SELECT id FROM snapshots WHERE id = ? AND ? IN (tenant, '*')),
+		(SELECT snapshot_id FROM snapshot_names WHERE tenant = ? AND name = ?))`,
+		[]any{nameOrID, who, tenant, nameOrID}, &id, &name, &record)
 	if errors.Is(err, sql.ErrNoRows) {
 		return sandbox.Snapshot{}, noSnapshot(nameOrID)
 	}
@@ -94,7 +107,11 @@ func (s *Store) ListSnapshots(ctx context.Context, f store.SnapshotFilter) (snap
 	if size < 0 {
 		return nil, "", sandbox.InvalidField("page_size", "%d is not accepted; 1 and above is, or 0 for %d", size, store.DefaultPageSize)
 	}
-	query, args := snapshotQuery(f)
+	who, err := whose(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	query, args := snapshotQuery(who, f)
 	if f.PageToken != "" {
 		p, err := parseToken(f.PageToken)
 		if err != nil {
@@ -118,12 +135,16 @@ func (s *Store) ListSnapshots(ctx context.Context, f store.SnapshotFilter) (snap
 	return snaps, next, nil
 }
 
-func snapshotQuery(f store.SnapshotFilter) (string, []any) {
+func snapshotQuery(who string, f store.SnapshotFilter) (string, []any) {
 	var q strings.Builder
-	q.WriteString(`SELECT s.id, coalesce(s.name, ''), s.record FROM snapshots s WHERE s.hidden = ?`)
+	q.WriteString(snapshotRow + ` WHERE s.hidden = ?`)
 	args := []any{0}
 	if f.Hidden {
 		args[0] = 1
+	}
+	if who != everybody {
+		q.WriteString(` AND s.tenant = ?`)
+		args = append(args, who)
 	}
 	if f.Sandbox != "" {
 		q.WriteString(` AND s.sandbox_id = ?`)
@@ -147,8 +168,12 @@ func snapshotQuery(f store.SnapshotFilter) (string, []any) {
 
 // SetSnapshotImage implements store.Snapshots.
 func (s *Store) SetSnapshotImage(ctx context.Context, id, image string) error {
+	who, err := whose(ctx)
+	if err != nil {
+		return err
+	}
 	return s.write(ctx, "set_snapshot_image", func(t *tx) error {
-		snap, err := t.snapshot(id)
+		snap, err := t.snapshot(who, id)
 		if err != nil || snap.Content.Image == image {
 			return err
 		}
@@ -174,8 +199,12 @@ func (s *Store) SetSnapshotImage(ctx context.Context, id, image string) error {
 
 // DeleteSnapshot implements store.Snapshots.
 func (s *Store) DeleteSnapshot(ctx context.Context, id string) (snap sandbox.Snapshot, err error) {
+	who, err := whose(ctx)
+	if err != nil {
+		return snap, err
+	}
 	err = s.write(ctx, "delete_snapshot", func(t *tx) error {
-		if snap, err = t.snapshot(id); err != nil {
+		if snap, err = t.snapshot(who, id); err != nil {
 			return err
 		}
 		var name string
@@ -205,9 +234,9 @@ func (t *tx) deleteSnapshot(id string) error {
 	return err
 }
 
-func (t *tx) snapshot(id string) (sandbox.Snapshot, error) {
+func (t *tx) snapshot(who, id string) (sandbox.Snapshot, error) {
 	var name, record string
-	err := t.row(snapshotRow+` WHERE id = ?`, []any{id}, &id, &name, &record)
+	err := t.row(snapshotRow+` WHERE s.id = ? AND ? IN (s.tenant, '*')`, []any{id, who}, &id, &name, &record)
 	if errors.Is(err, sql.ErrNoRows) {
 		return sandbox.Snapshot{}, noSnapshot(id)
 	}
@@ -219,11 +248,17 @@ func (t *tx) snapshot(id string) (sandbox.Snapshot, error) {
 
 // Manifests implements store.Snapshots.
 func (s *Store) Manifests(ctx context.Context) ([]string, error) {
+	if err := store.ScopeOf(ctx).CheckAll(); err != nil {
+		return nil, err
+	}
 	return s.column(ctx, "manifests", `SELECT manifest FROM snapshots UNION SELECT manifest FROM snapshot_needs ORDER BY manifest`)
 }
 
 // SnapshotImages implements store.Snapshots.
 func (s *Store) SnapshotImages(ctx context.Context) ([]string, error) {
+	if err := store.ScopeOf(ctx).CheckAll(); err != nil {
+		return nil, err
+	}
 	return s.column(ctx, "snapshot_images", `SELECT DISTINCT image_id FROM snapshot_images ORDER BY image_id`)
 }
 
@@ -288,5 +323,6 @@ func decodeSnapshot(id, name, record string) (snap sandbox.Snapshot, err error) 
 		return sandbox.Snapshot{}, damaged("snapshot", id, err)
 	}
 	snap.Name = name
+	snap.Tenant = cmp.Or(snap.Tenant, sandbox.DefaultTenant) // from before there were tenants
 	return snap, nil
 }

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
 // CreateTemplateVersion implements store.Templates. The version is a column and
@@ -16,7 +18,14 @@ func (s *Store) CreateTemplateVersion(ctx context.Context, tpl sandbox.Template,
 	if tpl.Name == "" {
 		return sandbox.Template{}, sandbox.InvalidField("name", "a template has a name")
 	}
-	snap.Hidden = true
+	tenant, err := names(ctx)
+	if err != nil {
+		return sandbox.Template{}, err
+	}
+	if store.ScopeOf(ctx).All() && tpl.Tenant != "" {
+		tenant = tpl.Tenant
+	}
+	snap.Hidden, snap.Tenant, tpl.Tenant = true, tenant, tenant
 	snapRecord, err := encodeSnapshot(snap)
 	if err != nil {
 		return sandbox.Template{}, err
@@ -31,15 +40,15 @@ func (s *Store) CreateTemplateVersion(ctx context.Context, tpl sandbox.Template,
 		if err := t.insertSnapshot(snap, snapRecord); err != nil {
 			return err
 		}
-		if _, err := t.exec(`INSERT INTO template_names (name, last_version) VALUES (?, 1)
-			ON CONFLICT (name) DO UPDATE SET last_version = template_names.last_version + 1`, tpl.Name); err != nil {
+		if _, err := t.exec(`INSERT INTO template_names (tenant, name, last_version) VALUES (?, ?, 1)
+			ON CONFLICT (tenant, name) DO UPDATE SET last_version = template_names.last_version + 1`, tenant, tpl.Name); err != nil {
 			return err
 		}
-		if err := t.row(`SELECT last_version FROM template_names WHERE name = ?`, []any{tpl.Name}, &version); err != nil {
+		if err := t.row(`SELECT last_version FROM template_names WHERE tenant = ? AND name = ?`, []any{tenant, tpl.Name}, &version); err != nil {
 			return err
 		}
-		_, err := t.exec(`INSERT INTO templates (name, version, snapshot_id, created_at, record) VALUES (?, ?, ?, ?, ?)`,
-			tpl.Name, version, snap.ID, nanos(tpl.CreatedAt), string(b))
+		_, err := t.exec(`INSERT INTO templates (tenant, name, version, snapshot_id, created_at, record) VALUES (?, ?, ?, ?, ?, ?)`,
+			tenant, tpl.Name, version, snap.ID, nanos(tpl.CreatedAt), string(b))
 		return err
 	})
 	if err != nil {
@@ -52,10 +61,14 @@ const templateRow = `SELECT t.name, t.version, t.record FROM templates t`
 
 // GetTemplate implements store.Templates.
 func (s *Store) GetTemplate(ctx context.Context, name string, version int64) (sandbox.Template, error) {
+	tenant, err := names(ctx)
+	if err != nil {
+		return sandbox.Template{}, err
+	}
 	var got string
 	var record string
-	err := s.readRow(ctx, templateRow+` WHERE t.name = ? AND (? = 0 OR t.version = ?) ORDER BY t.version DESC LIMIT 1`,
-		[]any{name, version, version}, &got, &version, &record)
+	err = s.readRow(ctx, templateRow+` WHERE t.tenant = ? AND t.name = ? AND (? = 0 OR t.version = ?) ORDER BY t.version DESC LIMIT 1`,
+		[]any{tenant, name, version, version}, &got, &version, &record)
 	if errors.Is(err, sql.ErrNoRows) {
 		return sandbox.Template{}, noTemplate(name, version)
 	}
@@ -67,9 +80,13 @@ func (s *Store) GetTemplate(ctx context.Context, name string, version int64) (sa
 
 // ListTemplates implements store.Templates.
 func (s *Store) ListTemplates(ctx context.Context, name string) ([]sandbox.Template, error) {
-	query, args := templateRow+` WHERE t.name = ? ORDER BY t.version DESC`, []any{name}
+	tenant, err := names(ctx)
+	if err != nil {
+		return nil, err
+	}
+	query, args := templateRow+` WHERE t.tenant = ? AND t.name = ? ORDER BY t.version DESC`, []any{tenant, name}
 	if name == "" {
-		query, args = templateRow+` WHERE t.version = (SELECT max(n.version) FROM templates n WHERE n.name = t.name) ORDER BY t.name`, nil
+		query, args = templateRow+` WHERE t.tenant = ? AND t.version = (SELECT max(n.version) FROM templates n WHERE n.tenant = t.tenant AND n.name = t.name) ORDER BY t.name`, []any{tenant}
 	}
 	st, err := s.stmt(ctx, query)
 	if err != nil {
@@ -85,12 +102,16 @@ func (s *Store) ListTemplates(ctx context.Context, name string) ([]sandbox.Templ
 
 // DeleteTemplate implements store.Templates.
 func (s *Store) DeleteTemplate(ctx context.Context, name string, version int64) (gone []sandbox.Template, err error) {
+	tenant, err := names(ctx)
+	if err != nil {
+		return nil, err
+	}
 	err = s.write(ctx, "delete_template", func(t *tx) error {
-		st, err := t.stmt(templateRow + ` WHERE t.name = ? AND (? = 0 OR t.version = ?) ORDER BY t.version DESC`)
+		st, err := t.stmt(templateRow + ` WHERE t.tenant = ? AND t.name = ? AND (? = 0 OR t.version = ?) ORDER BY t.version DESC`)
 		if err != nil {
 			return err
 		}
-		rows, err := st.Query(name, version, version)
+		rows, err := st.Query(tenant, name, version, version)
 		if err != nil {
 			return err
 		}
@@ -101,7 +122,7 @@ func (s *Store) DeleteTemplate(ctx context.Context, name string, version int64) 
 			return noTemplate(name, version)
 		}
 		for _, tpl := range gone {
-			if _, err := t.exec(`DELETE FROM templates WHERE name = ? AND version = ?`, name, tpl.Version); err != nil {
+			if _, err := t.exec(`DELETE FROM templates WHERE tenant = ? AND name = ? AND version = ?`, tenant, name, tpl.Version); err != nil {
 				return err
 			}
 			if err := t.deleteSnapshot(tpl.Snapshot); err != nil {
@@ -138,6 +159,7 @@ func decodeTemplate(name string, version int64, record string) (tpl sandbox.Temp
 		return sandbox.Template{}, damaged("template", name, err)
 	}
 	tpl.Version = version
+	tpl.Tenant = cmp.Or(tpl.Tenant, sandbox.DefaultTenant) // from before there were tenants
 	return tpl, nil
 }
 

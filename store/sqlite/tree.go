@@ -43,20 +43,24 @@ const component = `WITH RECURSIVE component (id) AS (
 // Tree implements store.Snapshots.
 func (s *Store) Tree(ctx context.Context, id string) (tree store.Tree, err error) {
 	const op = "tree"
+	who, err := whose(ctx)
+	if err != nil {
+		return tree, err
+	}
 	// One snapshot of the database, or a node that moves is missed or seen twice.
 	tx, err := s.read.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
 	if err != nil {
 		return tree, s.fault(ctx, op, err)
 	}
 	defer tx.Rollback()
-	rows, err := tx.QueryContext(ctx, component+`SELECT s.id, coalesce(s.name, ''), s.record FROM snapshots s WHERE s.id IN (SELECT id FROM component)`, id)
+	rows, err := tx.QueryContext(ctx, component+snapshotRow+` WHERE s.id IN (SELECT id FROM component) AND ? IN (s.tenant, '*')`, id, who)
 	if err != nil {
 		return tree, s.fault(ctx, op, err)
 	}
 	if tree.Snapshots, err = scanSnapshots(rows); err != nil {
 		return store.Tree{}, s.fault(ctx, op, err)
 	}
-	rows, err = tx.QueryContext(ctx, component+`SELECT s.id, s.record FROM sandboxes s WHERE s.id IN (SELECT id FROM component)`, id)
+	rows, err = tx.QueryContext(ctx, component+`SELECT s.id, s.record FROM sandboxes s WHERE s.id IN (SELECT id FROM component) AND ? IN (s.tenant, '*')`, id, who)
 	if err != nil {
 		return store.Tree{}, s.fault(ctx, op, err)
 	}

@@ -34,7 +34,7 @@ func TestTreeUsesTheIndexes(t *testing.T) {
 	if text := plan.String(); strings.Contains(text, "SCAN l") || !strings.Contains(text, "lineage_by_ancestor") {
 		t.Errorf("the plan:\n%s", text)
 	}
-	tree, err := s.Tree(t.Context(), "a1")
+	tree, err := s.Tree(everywhere(), "a1")
 	if err != nil || len(tree.Sandboxes) != 200 {
 		t.Errorf("%d sandboxes, %v", len(tree.Sandboxes), err)
 	}

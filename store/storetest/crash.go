@@ -32,6 +32,11 @@ const (
 // The child is this test binary, told to run the calling test alone; so call
 // Crash from a top-level test that does nothing else.
 func Crash(t *testing.T, open func(dir string) (store.Store, error)) {
+	bare := open
+	open = func(dir string) (store.Store, error) {
+		st, err := bare(dir)
+		return scoped{st}, err
+	}
 	if told := os.Getenv(crashEnv); told != "" {
 		crashChild(t, told, open)
 		return

@@ -11,7 +11,7 @@ import (
 
 func newKey(id string, minutes int) store.Key {
 	hash := sha256.Sum256([]byte("secret of " + id))
-	return store.Key{ID: id, Name: "key " + id, Hash: hash[:], CreatedAt: at(minutes)}
+	return store.Key{ID: id, Name: "key " + id, Hash: hash[:], CreatedAt: at(minutes), Role: sandbox.DeveloperRole}
 }
 
 func addKey(t *testing.T, st store.Store, k store.Key) {

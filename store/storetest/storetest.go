@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,7 +19,8 @@ import (
 
 // Run runs the suite. open returns an empty store every time; the suite closes
 // it, and Close may be called again by open's own cleanup.
-func Run(t *testing.T, open func(t *testing.T) store.Store) {
+func Run(t *testing.T, bare func(t *testing.T) store.Store) {
+	open := func(t *testing.T) store.Store { return scoped{bare(t)} }
 	for _, group := range []struct {
 		name  string
 		cases []scenario
@@ -47,6 +49,7 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 			}
 		})
 	}
+	t.Run("Tenants", func(t *testing.T) { tenantCases(t, bare) })
 	t.Run("Model", func(t *testing.T) { checkModel(t, open) })
 }
 
@@ -122,8 +125,10 @@ func same(t testing.TB, what string, got, want any) {
 }
 
 func canonical(v any) string {
+	own := func(tenant string) string { return strings.TrimPrefix(tenant, sandbox.DefaultTenant) } // what says none is its
 	switch x := v.(type) {
 	case sandbox.Sandbox:
+		x.Tenant = own(x.Tenant)
 		x.CreatedAt, x.ExpiresAt = x.CreatedAt.UTC(), x.ExpiresAt.UTC()
 		if x.End != nil {
 			e := *x.End
@@ -135,12 +140,15 @@ func canonical(v any) string {
 		x.CreatedAt = x.CreatedAt.UTC()
 		v = x
 	case sandbox.Snapshot:
+		x.Tenant = own(x.Tenant)
 		x.CreatedAt = x.CreatedAt.UTC()
 		v = x
 	case sandbox.Template:
+		x.Tenant = own(x.Tenant)
 		x.CreatedAt = x.CreatedAt.UTC()
 		v = x
 	case store.Key:
+		x.Tenant = own(x.Tenant)
 		x.CreatedAt, x.LastUsedAt = x.CreatedAt.UTC(), x.LastUsedAt.UTC()
 		v = x
 	}

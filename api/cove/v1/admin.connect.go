@@ -22,6 +22,8 @@ const _ = connect.IsAtLeastVersion1_13_0
 const (
 	// KeysName is the fully-qualified name of the Keys service.
 	KeysName = "cove.v1.Keys"
+	// TenantsName is the fully-qualified name of the Tenants service.
+	TenantsName = "cove.v1.Tenants"
 	// SystemName is the fully-qualified name of the System service.
 	SystemName = "cove.v1.System"
 )
@@ -40,8 +42,22 @@ const (
 	KeysListProcedure = "/cove.v1.Keys/List"
 	// KeysRevokeProcedure is the fully-qualified name of the Keys's Revoke RPC.
 	KeysRevokeProcedure = "/cove.v1.Keys/Revoke"
+	// KeysRotateProcedure is the fully-qualified name of the Keys's Rotate RPC.
+	KeysRotateProcedure = "/cove.v1.Keys/Rotate"
+	// TenantsCreateProcedure is the fully-qualified name of the Tenants's Create RPC.
+	TenantsCreateProcedure = "/cove.v1.Tenants/Create"
+	// TenantsGetProcedure is the fully-qualified name of the Tenants's Get RPC.
+	TenantsGetProcedure = "/cove.v1.Tenants/Get"
+	// TenantsListProcedure is the fully-qualified name of the Tenants's List RPC.
+	TenantsListProcedure = "/cove.v1.Tenants/List"
+	// TenantsSetQuotaProcedure is the fully-qualified name of the Tenants's SetQuota RPC.
+	TenantsSetQuotaProcedure = "/cove.v1.Tenants/SetQuota"
+	// TenantsDeleteProcedure is the fully-qualified name of the Tenants's Delete RPC.
+	TenantsDeleteProcedure = "/cove.v1.Tenants/Delete"
 	// SystemInfoProcedure is the fully-qualified name of the System's Info RPC.
 	SystemInfoProcedure = "/cove.v1.System/Info"
+	// SystemAuditProcedure is the fully-qualified name of the System's Audit RPC.
+	SystemAuditProcedure = "/cove.v1.System/Audit"
 )
 
 // KeysClient is a client for the cove.v1.Keys service.
@@ -49,6 +65,8 @@ type KeysClient interface {
 	Create(context.Context, *connect.Request[CreateKeyRequest]) (*connect.Response[CreateKeyResponse], error)
 	List(context.Context, *connect.Request[ListKeysRequest]) (*connect.Response[ListKeysResponse], error)
 	Revoke(context.Context, *connect.Request[RevokeKeyRequest]) (*connect.Response[RevokeKeyResponse], error)
+	// Rotate gives a key a new secret. The old one stays good for the grace time.
+	Rotate(context.Context, *connect.Request[RotateKeyRequest]) (*connect.Response[RotateKeyResponse], error)
 }
 
 // NewKeysClient constructs a client for the cove.v1.Keys service. By default, it uses the Connect
@@ -81,6 +99,12 @@ func NewKeysClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithSchema(keysMethods.ByName("Revoke")),
 			connect.WithClientOptions(opts...),
 		),
+		rotate: connect.NewClient[RotateKeyRequest, RotateKeyResponse](
+			httpClient,
+			baseURL+KeysRotateProcedure,
+			connect.WithSchema(keysMethods.ByName("Rotate")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -89,6 +113,7 @@ type keysClient struct {
 	create *connect.Client[CreateKeyRequest, CreateKeyResponse]
 	list   *connect.Client[ListKeysRequest, ListKeysResponse]
 	revoke *connect.Client[RevokeKeyRequest, RevokeKeyResponse]
+	rotate *connect.Client[RotateKeyRequest, RotateKeyResponse]
 }
 
 // Create calls cove.v1.Keys.Create.
@@ -106,11 +131,18 @@ func (c *keysClient) Revoke(ctx context.Context, req *connect.Request[RevokeKeyR
 	return c.revoke.CallUnary(ctx, req)
 }
 
+// Rotate calls cove.v1.Keys.Rotate.
+func (c *keysClient) Rotate(ctx context.Context, req *connect.Request[RotateKeyRequest]) (*connect.Response[RotateKeyResponse], error) {
+	return c.rotate.CallUnary(ctx, req)
+}
+
 // KeysHandler is an implementation of the cove.v1.Keys service.
 type KeysHandler interface {
 	Create(context.Context, *connect.Request[CreateKeyRequest]) (*connect.Response[CreateKeyResponse], error)
 	List(context.Context, *connect.Request[ListKeysRequest]) (*connect.Response[ListKeysResponse], error)
 	Revoke(context.Context, *connect.Request[RevokeKeyRequest]) (*connect.Response[RevokeKeyResponse], error)
+	// Rotate gives a key a new secret. The old one stays good for the grace time.
+	Rotate(context.Context, *connect.Request[RotateKeyRequest]) (*connect.Response[RotateKeyResponse], error)
 }
 
 // NewKeysHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -139,6 +171,12 @@ func NewKeysHandler(svc KeysHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithSchema(keysMethods.ByName("Revoke")),
 		connect.WithHandlerOptions(opts...),
 	)
+	keysRotateHandler := connect.NewUnaryHandler(
+		KeysRotateProcedure,
+		svc.Rotate,
+		connect.WithSchema(keysMethods.ByName("Rotate")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/cove.v1.Keys/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case KeysCreateProcedure:
@@ -147,6 +185,8 @@ func NewKeysHandler(svc KeysHandler, opts ...connect.HandlerOption) (string, htt
 			keysListHandler.ServeHTTP(w, r)
 		case KeysRevokeProcedure:
 			keysRevokeHandler.ServeHTTP(w, r)
+		case KeysRotateProcedure:
+			keysRotateHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -168,10 +208,201 @@ func (UnimplementedKeysHandler) Revoke(context.Context, *connect.Request[RevokeK
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Keys.Revoke is not implemented"))
 }
 
+func (UnimplementedKeysHandler) Rotate(context.Context, *connect.Request[RotateKeyRequest]) (*connect.Response[RotateKeyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Keys.Rotate is not implemented"))
+}
+
+// TenantsClient is a client for the cove.v1.Tenants service.
+type TenantsClient interface {
+	Create(context.Context, *connect.Request[CreateTenantRequest]) (*connect.Response[CreateTenantResponse], error)
+	// Get without a name is the caller's own, with what it uses.
+	Get(context.Context, *connect.Request[GetTenantRequest]) (*connect.Response[GetTenantResponse], error)
+	List(context.Context, *connect.Request[ListTenantsRequest]) (*connect.Response[ListTenantsResponse], error)
+	SetQuota(context.Context, *connect.Request[SetQuotaRequest]) (*connect.Response[SetQuotaResponse], error)
+	// Delete needs a tenant without live sandboxes, snapshots, templates and
+	// volumes. Its keys and image names go with it.
+	Delete(context.Context, *connect.Request[DeleteTenantRequest]) (*connect.Response[DeleteTenantResponse], error)
+}
+
+// NewTenantsClient constructs a client for the cove.v1.Tenants service. By default, it uses the
+// Connect protocol with the binary Protobuf Codec, asks for gzipped responses, and sends
+// uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the connect.WithGRPC() or
+// connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewTenantsClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) TenantsClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	tenantsMethods := File_cove_v1_admin_proto.Services().ByName("Tenants").Methods()
+	return &tenantsClient{
+		create: connect.NewClient[CreateTenantRequest, CreateTenantResponse](
+			httpClient,
+			baseURL+TenantsCreateProcedure,
+			connect.WithSchema(tenantsMethods.ByName("Create")),
+			connect.WithClientOptions(opts...),
+		),
+		get: connect.NewClient[GetTenantRequest, GetTenantResponse](
+			httpClient,
+			baseURL+TenantsGetProcedure,
+			connect.WithSchema(tenantsMethods.ByName("Get")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		list: connect.NewClient[ListTenantsRequest, ListTenantsResponse](
+			httpClient,
+			baseURL+TenantsListProcedure,
+			connect.WithSchema(tenantsMethods.ByName("List")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		setQuota: connect.NewClient[SetQuotaRequest, SetQuotaResponse](
+			httpClient,
+			baseURL+TenantsSetQuotaProcedure,
+			connect.WithSchema(tenantsMethods.ByName("SetQuota")),
+			connect.WithClientOptions(opts...),
+		),
+		delete: connect.NewClient[DeleteTenantRequest, DeleteTenantResponse](
+			httpClient,
+			baseURL+TenantsDeleteProcedure,
+			connect.WithSchema(tenantsMethods.ByName("Delete")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// tenantsClient implements TenantsClient.
+type tenantsClient struct {
+	create   *connect.Client[CreateTenantRequest, CreateTenantResponse]
+	get      *connect.Client[GetTenantRequest, GetTenantResponse]
+	list     *connect.Client[ListTenantsRequest, ListTenantsResponse]
+	setQuota *connect.Client[SetQuotaRequest, SetQuotaResponse]
+	delete   *connect.Client[DeleteTenantRequest, DeleteTenantResponse]
+}
+
+// Create calls cove.v1.Tenants.Create.
+func (c *tenantsClient) Create(ctx context.Context, req *connect.Request[CreateTenantRequest]) (*connect.Response[CreateTenantResponse], error) {
+	return c.create.CallUnary(ctx, req)
+}
+
+// Get calls cove.v1.Tenants.Get.
+func (c *tenantsClient) Get(ctx context.Context, req *connect.Request[GetTenantRequest]) (*connect.Response[GetTenantResponse], error) {
+	return c.get.CallUnary(ctx, req)
+}
+
+// List calls cove.v1.Tenants.List.
+func (c *tenantsClient) List(ctx context.Context, req *connect.Request[ListTenantsRequest]) (*connect.Response[ListTenantsResponse], error) {
+	return c.list.CallUnary(ctx, req)
+}
+
+// SetQuota calls cove.v1.Tenants.SetQuota.
+func (c *tenantsClient) SetQuota(ctx context.Context, req *connect.Request[SetQuotaRequest]) (*connect.Response[SetQuotaResponse], error) {
+	return c.setQuota.CallUnary(ctx, req)
+}
+
+// Delete calls cove.v1.Tenants.Delete.
+func (c *tenantsClient) Delete(ctx context.Context, req *connect.Request[DeleteTenantRequest]) (*connect.Response[DeleteTenantResponse], error) {
+	return c.delete.CallUnary(ctx, req)
+}
+
+// TenantsHandler is an implementation of the cove.v1.Tenants service.
+type TenantsHandler interface {
+	Create(context.Context, *connect.Request[CreateTenantRequest]) (*connect.Response[CreateTenantResponse], error)
+	// Get without a name is the caller's own, with what it uses.
+	Get(context.Context, *connect.Request[GetTenantRequest]) (*connect.Response[GetTenantResponse], error)
+	List(context.Context, *connect.Request[ListTenantsRequest]) (*connect.Response[ListTenantsResponse], error)
+	SetQuota(context.Context, *connect.Request[SetQuotaRequest]) (*connect.Response[SetQuotaResponse], error)
+	// Delete needs a tenant without live sandboxes, snapshots, templates and
+	// volumes. Its keys and image names go with it.
+	Delete(context.Context, *connect.Request[DeleteTenantRequest]) (*connect.Response[DeleteTenantResponse], error)
+}
+
+// NewTenantsHandler builds an HTTP handler from the service implementation. It returns the path on
+// which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewTenantsHandler(svc TenantsHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	tenantsMethods := File_cove_v1_admin_proto.Services().ByName("Tenants").Methods()
+	tenantsCreateHandler := connect.NewUnaryHandler(
+		TenantsCreateProcedure,
+		svc.Create,
+		connect.WithSchema(tenantsMethods.ByName("Create")),
+		connect.WithHandlerOptions(opts...),
+	)
+	tenantsGetHandler := connect.NewUnaryHandler(
+		TenantsGetProcedure,
+		svc.Get,
+		connect.WithSchema(tenantsMethods.ByName("Get")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	tenantsListHandler := connect.NewUnaryHandler(
+		TenantsListProcedure,
+		svc.List,
+		connect.WithSchema(tenantsMethods.ByName("List")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	tenantsSetQuotaHandler := connect.NewUnaryHandler(
+		TenantsSetQuotaProcedure,
+		svc.SetQuota,
+		connect.WithSchema(tenantsMethods.ByName("SetQuota")),
+		connect.WithHandlerOptions(opts...),
+	)
+	tenantsDeleteHandler := connect.NewUnaryHandler(
+		TenantsDeleteProcedure,
+		svc.Delete,
+		connect.WithSchema(tenantsMethods.ByName("Delete")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/cove.v1.Tenants/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case TenantsCreateProcedure:
+			tenantsCreateHandler.ServeHTTP(w, r)
+		case TenantsGetProcedure:
+			tenantsGetHandler.ServeHTTP(w, r)
+		case TenantsListProcedure:
+			tenantsListHandler.ServeHTTP(w, r)
+		case TenantsSetQuotaProcedure:
+			tenantsSetQuotaHandler.ServeHTTP(w, r)
+		case TenantsDeleteProcedure:
+			tenantsDeleteHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedTenantsHandler returns CodeUnimplemented from all methods.
+type UnimplementedTenantsHandler struct{}
+
+func (UnimplementedTenantsHandler) Create(context.Context, *connect.Request[CreateTenantRequest]) (*connect.Response[CreateTenantResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Tenants.Create is not implemented"))
+}
+
+func (UnimplementedTenantsHandler) Get(context.Context, *connect.Request[GetTenantRequest]) (*connect.Response[GetTenantResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Tenants.Get is not implemented"))
+}
+
+func (UnimplementedTenantsHandler) List(context.Context, *connect.Request[ListTenantsRequest]) (*connect.Response[ListTenantsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Tenants.List is not implemented"))
+}
+
+func (UnimplementedTenantsHandler) SetQuota(context.Context, *connect.Request[SetQuotaRequest]) (*connect.Response[SetQuotaResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Tenants.SetQuota is not implemented"))
+}
+
+func (UnimplementedTenantsHandler) Delete(context.Context, *connect.Request[DeleteTenantRequest]) (*connect.Response[DeleteTenantResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Tenants.Delete is not implemented"))
+}
+
 // SystemClient is a client for the cove.v1.System service.
 type SystemClient interface {
 	// Info needs a key. GET /healthz needs none and says only "ok" or "draining".
 	Info(context.Context, *connect.Request[InfoRequest]) (*connect.Response[InfoResponse], error)
+	// Audit reads the audit log, oldest first, of the caller's tenant, or of all
+	// for an installation's admin who asks for that.
+	Audit(context.Context, *connect.Request[AuditRequest]) (*connect.ServerStreamForClient[AuditEntry], error)
 }
 
 // NewSystemClient constructs a client for the cove.v1.System service. By default, it uses the
@@ -192,12 +423,20 @@ func NewSystemClient(httpClient connect.HTTPClient, baseURL string, opts ...conn
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		audit: connect.NewClient[AuditRequest, AuditEntry](
+			httpClient,
+			baseURL+SystemAuditProcedure,
+			connect.WithSchema(systemMethods.ByName("Audit")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // systemClient implements SystemClient.
 type systemClient struct {
-	info *connect.Client[InfoRequest, InfoResponse]
+	info  *connect.Client[InfoRequest, InfoResponse]
+	audit *connect.Client[AuditRequest, AuditEntry]
 }
 
 // Info calls cove.v1.System.Info.
@@ -205,10 +444,18 @@ func (c *systemClient) Info(ctx context.Context, req *connect.Request[InfoReques
 	return c.info.CallUnary(ctx, req)
 }
 
+// Audit calls cove.v1.System.Audit.
+func (c *systemClient) Audit(ctx context.Context, req *connect.Request[AuditRequest]) (*connect.ServerStreamForClient[AuditEntry], error) {
+	return c.audit.CallServerStream(ctx, req)
+}
+
 // SystemHandler is an implementation of the cove.v1.System service.
 type SystemHandler interface {
 	// Info needs a key. GET /healthz needs none and says only "ok" or "draining".
 	Info(context.Context, *connect.Request[InfoRequest]) (*connect.Response[InfoResponse], error)
+	// Audit reads the audit log, oldest first, of the caller's tenant, or of all
+	// for an installation's admin who asks for that.
+	Audit(context.Context, *connect.Request[AuditRequest], *connect.ServerStream[AuditEntry]) error
 }
 
 // NewSystemHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -225,10 +472,19 @@ func NewSystemHandler(svc SystemHandler, opts ...connect.HandlerOption) (string,
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	systemAuditHandler := connect.NewServerStreamHandler(
+		SystemAuditProcedure,
+		svc.Audit,
+		connect.WithSchema(systemMethods.ByName("Audit")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/cove.v1.System/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SystemInfoProcedure:
 			systemInfoHandler.ServeHTTP(w, r)
+		case SystemAuditProcedure:
+			systemAuditHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -240,4 +496,8 @@ type UnimplementedSystemHandler struct{}
 
 func (UnimplementedSystemHandler) Info(context.Context, *connect.Request[InfoRequest]) (*connect.Response[InfoResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.System.Info is not implemented"))
+}
+
+func (UnimplementedSystemHandler) Audit(context.Context, *connect.Request[AuditRequest], *connect.ServerStream[AuditEntry]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.System.Audit is not implemented"))
 }

@@ -9,6 +9,7 @@ package covev1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -23,13 +24,18 @@ const (
 )
 
 type Key struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	LastUsedAt    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_used_at,json=lastUsedAt,proto3" json:"last_used_at,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name           string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	CreatedAt      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	LastUsedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_used_at,json=lastUsedAt,proto3" json:"last_used_at,omitempty"`
+	Tenant         string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Role           string                 `protobuf:"bytes,6,opt,name=role,proto3" json:"role,omitempty"`                                             // root, admin, developer, readonly
+	Scopes         []string               `protobuf:"bytes,7,rep,name=scopes,proto3" json:"scopes,omitempty"`                                         // empty = all the role may
+	ExpiresAt      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`                  // unset = never
+	OldSecretUntil *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=old_secret_until,json=oldSecretUntil,proto3" json:"old_secret_until,omitempty"` // set while the secret before a rotation is good
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Key) Reset() {
@@ -90,9 +96,48 @@ func (x *Key) GetLastUsedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Key) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Key) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Key) GetScopes() []string {
+	if x != nil {
+		return x.Scopes
+	}
+	return nil
+}
+
+func (x *Key) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *Key) GetOldSecretUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OldSecretUntil
+	}
+	return nil
+}
+
 type CreateKeyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Tenant        string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"` // name or id; the caller's own if empty
+	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`     // the caller's own if empty
+	Scopes        []string               `protobuf:"bytes,4,rep,name=scopes,proto3" json:"scopes,omitempty"`
+	Expires       *durationpb.Duration   `protobuf:"bytes,5,opt,name=expires,proto3" json:"expires,omitempty"` // from now; unset = never
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -134,6 +179,138 @@ func (x *CreateKeyRequest) GetName() string {
 	return ""
 }
 
+func (x *CreateKeyRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *CreateKeyRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *CreateKeyRequest) GetScopes() []string {
+	if x != nil {
+		return x.Scopes
+	}
+	return nil
+}
+
+func (x *CreateKeyRequest) GetExpires() *durationpb.Duration {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+type RotateKeyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Grace         *durationpb.Duration   `protobuf:"bytes,2,opt,name=grace,proto3" json:"grace,omitempty"` // unset = one hour; zero = none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyRequest) Reset() {
+	*x = RotateKeyRequest{}
+	mi := &file_cove_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyRequest) ProtoMessage() {}
+
+func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
+func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RotateKeyRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RotateKeyRequest) GetGrace() *durationpb.Duration {
+	if x != nil {
+		return x.Grace
+	}
+	return nil
+}
+
+type RotateKeyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *Key                   `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Secret        string                 `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyResponse) Reset() {
+	*x = RotateKeyResponse{}
+	mi := &file_cove_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyResponse) ProtoMessage() {}
+
+func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
+func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RotateKeyResponse) GetKey() *Key {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *RotateKeyResponse) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
 type CreateKeyResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           *Key                   `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -144,7 +321,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_cove_v1_admin_proto_msgTypes[2]
+	mi := &file_cove_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -156,7 +333,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[2]
+	mi := &file_cove_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -169,7 +346,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CreateKeyResponse) GetKey() *Key {
@@ -194,7 +371,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_cove_v1_admin_proto_msgTypes[3]
+	mi := &file_cove_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -206,7 +383,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[3]
+	mi := &file_cove_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -219,7 +396,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 type ListKeysResponse struct {
@@ -231,7 +408,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_cove_v1_admin_proto_msgTypes[4]
+	mi := &file_cove_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -243,7 +420,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[4]
+	mi := &file_cove_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -256,7 +433,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -275,7 +452,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_cove_v1_admin_proto_msgTypes[5]
+	mi := &file_cove_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -287,7 +464,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[5]
+	mi := &file_cove_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -300,7 +477,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RevokeKeyRequest) GetId() string {
@@ -318,7 +495,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_cove_v1_admin_proto_msgTypes[6]
+	mi := &file_cove_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +507,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[6]
+	mi := &file_cove_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +520,824 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{8}
+}
+
+// Quota bounds a tenant. 0 is no bound.
+type Quota struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Sandboxes        int64                  `protobuf:"varint,1,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	Cpu              float64                `protobuf:"fixed64,2,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	Memory           int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`
+	Disk             int64                  `protobuf:"varint,4,opt,name=disk,proto3" json:"disk,omitempty"`                                        // of sandboxes and volumes
+	SnapshotBytes    int64                  `protobuf:"varint,5,opt,name=snapshot_bytes,json=snapshotBytes,proto3" json:"snapshot_bytes,omitempty"` // stored; no more are taken once it is reached
+	CreatesPerSecond float64                `protobuf:"fixed64,6,opt,name=creates_per_second,json=createsPerSecond,proto3" json:"creates_per_second,omitempty"`
+	Weight           int32                  `protobuf:"varint,7,opt,name=weight,proto3" json:"weight,omitempty"` // share of a full node; 0 = 1
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Quota) Reset() {
+	*x = Quota{}
+	mi := &file_cove_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quota) ProtoMessage() {}
+
+func (x *Quota) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quota.ProtoReflect.Descriptor instead.
+func (*Quota) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Quota) GetSandboxes() int64 {
+	if x != nil {
+		return x.Sandboxes
+	}
+	return 0
+}
+
+func (x *Quota) GetCpu() float64 {
+	if x != nil {
+		return x.Cpu
+	}
+	return 0
+}
+
+func (x *Quota) GetMemory() int64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
+func (x *Quota) GetDisk() int64 {
+	if x != nil {
+		return x.Disk
+	}
+	return 0
+}
+
+func (x *Quota) GetSnapshotBytes() int64 {
+	if x != nil {
+		return x.SnapshotBytes
+	}
+	return 0
+}
+
+func (x *Quota) GetCreatesPerSecond() float64 {
+	if x != nil {
+		return x.CreatesPerSecond
+	}
+	return 0
+}
+
+func (x *Quota) GetWeight() int32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+type Tenant struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Quota         *Quota                 `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
+	Labels        map[string]string      `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Used          *Quota                 `protobuf:"bytes,6,opt,name=used,proto3" json:"used,omitempty"` // with Get only
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tenant) Reset() {
+	*x = Tenant{}
+	mi := &file_cove_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tenant) ProtoMessage() {}
+
+func (x *Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
+func (*Tenant) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Tenant) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Tenant) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Tenant) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+func (x *Tenant) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Tenant) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Tenant) GetUsed() *Quota {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+type CreateTenantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Quota         *Quota                 `protobuf:"bytes,2,opt,name=quota,proto3" json:"quota,omitempty"`
+	Labels        map[string]string      `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTenantRequest) Reset() {
+	*x = CreateTenantRequest{}
+	mi := &file_cove_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTenantRequest) ProtoMessage() {}
+
+func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
+func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CreateTenantRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateTenantRequest) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+func (x *CreateTenantRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+type CreateTenantResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTenantResponse) Reset() {
+	*x = CreateTenantResponse{}
+	mi := &file_cove_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTenantResponse) ProtoMessage() {}
+
+func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
+func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CreateTenantResponse) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+type GetTenantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTenantRequest) Reset() {
+	*x = GetTenantRequest{}
+	mi := &file_cove_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTenantRequest) ProtoMessage() {}
+
+func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
+func (*GetTenantRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *GetTenantRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type GetTenantResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTenantResponse) Reset() {
+	*x = GetTenantResponse{}
+	mi := &file_cove_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTenantResponse) ProtoMessage() {}
+
+func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
+func (*GetTenantResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *GetTenantResponse) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+type ListTenantsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsRequest) Reset() {
+	*x = ListTenantsRequest{}
+	mi := &file_cove_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsRequest) ProtoMessage() {}
+
+func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
+func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+type ListTenantsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenants       []*Tenant              `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsResponse) Reset() {
+	*x = ListTenantsResponse{}
+	mi := &file_cove_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsResponse) ProtoMessage() {}
+
+func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
+func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListTenantsResponse) GetTenants() []*Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+type SetQuotaRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Quota         *Quota                 `protobuf:"bytes,2,opt,name=quota,proto3" json:"quota,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetQuotaRequest) Reset() {
+	*x = SetQuotaRequest{}
+	mi := &file_cove_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetQuotaRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetQuotaRequest) ProtoMessage() {}
+
+func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
+func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SetQuotaRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetQuotaRequest) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+type SetQuotaResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetQuotaResponse) Reset() {
+	*x = SetQuotaResponse{}
+	mi := &file_cove_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetQuotaResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetQuotaResponse) ProtoMessage() {}
+
+func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
+func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SetQuotaResponse) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+type DeleteTenantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTenantRequest) Reset() {
+	*x = DeleteTenantRequest{}
+	mi := &file_cove_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTenantRequest) ProtoMessage() {}
+
+func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DeleteTenantRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteTenantResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTenantResponse) Reset() {
+	*x = DeleteTenantResponse{}
+	mi := &file_cove_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTenantResponse) ProtoMessage() {}
+
+func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+type AuditRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
+	After         int64                  `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`   // entries after this sequence number
+	Follow        bool                   `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"` // goes on with what is added
+	All           bool                   `protobuf:"varint,4,opt,name=all,proto3" json:"all,omitempty"`       // of every tenant
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRequest) Reset() {
+	*x = AuditRequest{}
+	mi := &file_cove_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRequest) ProtoMessage() {}
+
+func (x *AuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
+func (*AuditRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *AuditRequest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *AuditRequest) GetAfter() int64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *AuditRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+func (x *AuditRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+type AuditEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seq           int64                  `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	Tenant        string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Key           string                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
+	KeyName       string                 `protobuf:"bytes,5,opt,name=key_name,json=keyName,proto3" json:"key_name,omitempty"`
+	Remote        string                 `protobuf:"bytes,6,opt,name=remote,proto3" json:"remote,omitempty"`
+	Op            string                 `protobuf:"bytes,7,opt,name=op,proto3" json:"op,omitempty"`
+	Things        []string               `protobuf:"bytes,8,rep,name=things,proto3" json:"things,omitempty"`   // ids and names the call was about: "sandbox:…"
+	Outcome       string                 `protobuf:"bytes,9,opt,name=outcome,proto3" json:"outcome,omitempty"` // ok, or the class of the error
+	Prev          string                 `protobuf:"bytes,10,opt,name=prev,proto3" json:"prev,omitempty"`      // hash of the entry before
+	Hash          string                 `protobuf:"bytes,11,opt,name=hash,proto3" json:"hash,omitempty"`      // of this entry with prev: a changed or missing entry shows
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntry) Reset() {
+	*x = AuditEntry{}
+	mi := &file_cove_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntry) ProtoMessage() {}
+
+func (x *AuditEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
+func (*AuditEntry) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *AuditEntry) GetSeq() int64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetKeyName() string {
+	if x != nil {
+		return x.KeyName
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetOp() string {
+	if x != nil {
+		return x.Op
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetThings() []string {
+	if x != nil {
+		return x.Things
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetPrev() string {
+	if x != nil {
+		return x.Prev
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetHash() string {
+	if x != nil {
+		return x.Hash
+	}
+	return ""
 }
 
 type InfoRequest struct {
@@ -354,7 +1348,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_cove_v1_admin_proto_msgTypes[7]
+	mi := &file_cove_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -366,7 +1360,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[7]
+	mi := &file_cove_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -379,7 +1373,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 type InfoResponse struct {
@@ -396,7 +1390,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_cove_v1_admin_proto_msgTypes[8]
+	mi := &file_cove_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -408,7 +1402,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[8]
+	mi := &file_cove_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -421,7 +1415,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InfoResponse) GetVersion() string {
@@ -478,7 +1472,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_cove_v1_admin_proto_msgTypes[9]
+	mi := &file_cove_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -490,7 +1484,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[9]
+	mi := &file_cove_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -503,7 +1497,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Capacity) GetSandboxes() int64 {
@@ -549,7 +1543,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_cove_v1_admin_proto_msgTypes[10]
+	mi := &file_cove_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +1555,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[10]
+	mi := &file_cove_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +1568,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ErrorDetail) GetCode() string {
@@ -616,16 +1610,32 @@ var File_cove_v1_admin_proto protoreflect.FileDescriptor
 
 const file_cove_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13cove/v1/admin.proto\x12\acove.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa2\x01\n" +
+	"\x13cove/v1/admin.proto\x12\acove.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe7\x02\n" +
 	"\x03Key\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x129\n" +
 	"\n" +
 	"created_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12<\n" +
 	"\flast_used_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"lastUsedAt\"&\n" +
+	"lastUsedAt\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04role\x18\x06 \x01(\tR\x04role\x12\x16\n" +
+	"\x06scopes\x18\a \x03(\tR\x06scopes\x129\n" +
+	"\n" +
+	"expires_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12D\n" +
+	"\x10old_secret_until\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x0eoldSecretUntil\"\x9f\x01\n" +
 	"\x10CreateKeyRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"K\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x16\n" +
+	"\x06scopes\x18\x04 \x03(\tR\x06scopes\x123\n" +
+	"\aexpires\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\aexpires\"S\n" +
+	"\x10RotateKeyRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
+	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"K\n" +
+	"\x11RotateKeyResponse\x12\x1e\n" +
+	"\x03key\x18\x01 \x01(\v2\f.cove.v1.KeyR\x03key\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\tR\x06secret\"K\n" +
 	"\x11CreateKeyResponse\x12\x1e\n" +
 	"\x03key\x18\x01 \x01(\v2\f.cove.v1.KeyR\x03key\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\tR\x06secret\"\x11\n" +
@@ -634,7 +1644,69 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\x04keys\x18\x01 \x03(\v2\f.cove.v1.KeyR\x04keys\"\"\n" +
 	"\x10RevokeKeyRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x13\n" +
-	"\x11RevokeKeyResponse\"\r\n" +
+	"\x11RevokeKeyResponse\"\xd0\x01\n" +
+	"\x05Quota\x12\x1c\n" +
+	"\tsandboxes\x18\x01 \x01(\x03R\tsandboxes\x12\x10\n" +
+	"\x03cpu\x18\x02 \x01(\x01R\x03cpu\x12\x16\n" +
+	"\x06memory\x18\x03 \x01(\x03R\x06memory\x12\x12\n" +
+	"\x04disk\x18\x04 \x01(\x03R\x04disk\x12%\n" +
+	"\x0esnapshot_bytes\x18\x05 \x01(\x03R\rsnapshotBytes\x12,\n" +
+	"\x12creates_per_second\x18\x06 \x01(\x01R\x10createsPerSecond\x12\x16\n" +
+	"\x06weight\x18\a \x01(\x05R\x06weight\"\xa1\x02\n" +
+	"\x06Tenant\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12$\n" +
+	"\x05quota\x18\x03 \x01(\v2\x0e.cove.v1.QuotaR\x05quota\x123\n" +
+	"\x06labels\x18\x04 \x03(\v2\x1b.cove.v1.Tenant.LabelsEntryR\x06labels\x129\n" +
+	"\n" +
+	"created_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\"\n" +
+	"\x04used\x18\x06 \x01(\v2\x0e.cove.v1.QuotaR\x04used\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcc\x01\n" +
+	"\x13CreateTenantRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12$\n" +
+	"\x05quota\x18\x02 \x01(\v2\x0e.cove.v1.QuotaR\x05quota\x12@\n" +
+	"\x06labels\x18\x03 \x03(\v2(.cove.v1.CreateTenantRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"?\n" +
+	"\x14CreateTenantResponse\x12'\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x0f.cove.v1.TenantR\x06tenant\"&\n" +
+	"\x10GetTenantRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"<\n" +
+	"\x11GetTenantResponse\x12'\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x0f.cove.v1.TenantR\x06tenant\"\x14\n" +
+	"\x12ListTenantsRequest\"@\n" +
+	"\x13ListTenantsResponse\x12)\n" +
+	"\atenants\x18\x01 \x03(\v2\x0f.cove.v1.TenantR\atenants\"K\n" +
+	"\x0fSetQuotaRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12$\n" +
+	"\x05quota\x18\x02 \x01(\v2\x0e.cove.v1.QuotaR\x05quota\";\n" +
+	"\x10SetQuotaResponse\x12'\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x0f.cove.v1.TenantR\x06tenant\")\n" +
+	"\x13DeleteTenantRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
+	"\x14DeleteTenantResponse\"\x80\x01\n" +
+	"\fAuditRequest\x120\n" +
+	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x16\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\x12\x10\n" +
+	"\x03all\x18\x04 \x01(\bR\x03all\"\x91\x02\n" +
+	"\n" +
+	"AuditEntry\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x03R\x03seq\x12*\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x10\n" +
+	"\x03key\x18\x04 \x01(\tR\x03key\x12\x19\n" +
+	"\bkey_name\x18\x05 \x01(\tR\akeyName\x12\x16\n" +
+	"\x06remote\x18\x06 \x01(\tR\x06remote\x12\x0e\n" +
+	"\x02op\x18\a \x01(\tR\x02op\x12\x16\n" +
+	"\x06things\x18\b \x03(\tR\x06things\x12\x18\n" +
+	"\aoutcome\x18\t \x01(\tR\aoutcome\x12\x12\n" +
+	"\x04prev\x18\n" +
+	" \x01(\tR\x04prev\x12\x12\n" +
+	"\x04hash\x18\v \x01(\tR\x04hash\"\r\n" +
 	"\vInfoRequest\"\xd6\x01\n" +
 	"\fInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
@@ -654,13 +1726,21 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\x02op\x18\x02 \x01(\tR\x02op\x12\x14\n" +
 	"\x05field\x18\x03 \x01(\tR\x05field\x12\x12\n" +
 	"\x04hint\x18\x04 \x01(\tR\x04hint\x12$\n" +
-	"\x0eretry_after_ms\x18\x05 \x01(\x03R\fretryAfterMs2\xca\x01\n" +
+	"\x0eretry_after_ms\x18\x05 \x01(\x03R\fretryAfterMs2\x8b\x02\n" +
 	"\x04Keys\x12?\n" +
 	"\x06Create\x12\x19.cove.v1.CreateKeyRequest\x1a\x1a.cove.v1.CreateKeyResponse\x12@\n" +
 	"\x04List\x12\x18.cove.v1.ListKeysRequest\x1a\x19.cove.v1.ListKeysResponse\"\x03\x90\x02\x01\x12?\n" +
-	"\x06Revoke\x12\x19.cove.v1.RevokeKeyRequest\x1a\x1a.cove.v1.RevokeKeyResponse2B\n" +
+	"\x06Revoke\x12\x19.cove.v1.RevokeKeyRequest\x1a\x1a.cove.v1.RevokeKeyResponse\x12?\n" +
+	"\x06Rotate\x12\x19.cove.v1.RotateKeyRequest\x1a\x1a.cove.v1.RotateKeyResponse2\xe3\x02\n" +
+	"\aTenants\x12E\n" +
+	"\x06Create\x12\x1c.cove.v1.CreateTenantRequest\x1a\x1d.cove.v1.CreateTenantResponse\x12A\n" +
+	"\x03Get\x12\x19.cove.v1.GetTenantRequest\x1a\x1a.cove.v1.GetTenantResponse\"\x03\x90\x02\x01\x12F\n" +
+	"\x04List\x12\x1b.cove.v1.ListTenantsRequest\x1a\x1c.cove.v1.ListTenantsResponse\"\x03\x90\x02\x01\x12?\n" +
+	"\bSetQuota\x12\x18.cove.v1.SetQuotaRequest\x1a\x19.cove.v1.SetQuotaResponse\x12E\n" +
+	"\x06Delete\x12\x1c.cove.v1.DeleteTenantRequest\x1a\x1d.cove.v1.DeleteTenantResponse2~\n" +
 	"\x06System\x128\n" +
-	"\x04Info\x12\x14.cove.v1.InfoRequest\x1a\x15.cove.v1.InfoResponse\"\x03\x90\x02\x01B1Z/github.com/cove-sandbox/cove/api/cove/v1;covev1b\x06proto3"
+	"\x04Info\x12\x14.cove.v1.InfoRequest\x1a\x15.cove.v1.InfoResponse\"\x03\x90\x02\x01\x12:\n" +
+	"\x05Audit\x12\x15.cove.v1.AuditRequest\x1a\x13.cove.v1.AuditEntry\"\x03\x90\x02\x010\x01B1Z/github.com/cove-sandbox/cove/api/cove/v1;covev1b\x06proto3"
 
 var (
 	file_cove_v1_admin_proto_rawDescOnce sync.Once
@@ -674,41 +1754,92 @@ func file_cove_v1_admin_proto_rawDescGZIP() []byte {
 	return file_cove_v1_admin_proto_rawDescData
 }
 
-var file_cove_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_cove_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_cove_v1_admin_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: cove.v1.Key
 	(*CreateKeyRequest)(nil),      // 1: cove.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),     // 2: cove.v1.CreateKeyResponse
-	(*ListKeysRequest)(nil),       // 3: cove.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),      // 4: cove.v1.ListKeysResponse
-	(*RevokeKeyRequest)(nil),      // 5: cove.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),     // 6: cove.v1.RevokeKeyResponse
-	(*InfoRequest)(nil),           // 7: cove.v1.InfoRequest
-	(*InfoResponse)(nil),          // 8: cove.v1.InfoResponse
-	(*Capacity)(nil),              // 9: cove.v1.Capacity
-	(*ErrorDetail)(nil),           // 10: cove.v1.ErrorDetail
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(*RotateKeyRequest)(nil),      // 2: cove.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),     // 3: cove.v1.RotateKeyResponse
+	(*CreateKeyResponse)(nil),     // 4: cove.v1.CreateKeyResponse
+	(*ListKeysRequest)(nil),       // 5: cove.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),      // 6: cove.v1.ListKeysResponse
+	(*RevokeKeyRequest)(nil),      // 7: cove.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),     // 8: cove.v1.RevokeKeyResponse
+	(*Quota)(nil),                 // 9: cove.v1.Quota
+	(*Tenant)(nil),                // 10: cove.v1.Tenant
+	(*CreateTenantRequest)(nil),   // 11: cove.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),  // 12: cove.v1.CreateTenantResponse
+	(*GetTenantRequest)(nil),      // 13: cove.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),     // 14: cove.v1.GetTenantResponse
+	(*ListTenantsRequest)(nil),    // 15: cove.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 16: cove.v1.ListTenantsResponse
+	(*SetQuotaRequest)(nil),       // 17: cove.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),      // 18: cove.v1.SetQuotaResponse
+	(*DeleteTenantRequest)(nil),   // 19: cove.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),  // 20: cove.v1.DeleteTenantResponse
+	(*AuditRequest)(nil),          // 21: cove.v1.AuditRequest
+	(*AuditEntry)(nil),            // 22: cove.v1.AuditEntry
+	(*InfoRequest)(nil),           // 23: cove.v1.InfoRequest
+	(*InfoResponse)(nil),          // 24: cove.v1.InfoResponse
+	(*Capacity)(nil),              // 25: cove.v1.Capacity
+	(*ErrorDetail)(nil),           // 26: cove.v1.ErrorDetail
+	nil,                           // 27: cove.v1.Tenant.LabelsEntry
+	nil,                           // 28: cove.v1.CreateTenantRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
 }
 var file_cove_v1_admin_proto_depIdxs = []int32{
-	11, // 0: cove.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	11, // 1: cove.v1.Key.last_used_at:type_name -> google.protobuf.Timestamp
-	0,  // 2: cove.v1.CreateKeyResponse.key:type_name -> cove.v1.Key
-	0,  // 3: cove.v1.ListKeysResponse.keys:type_name -> cove.v1.Key
-	9,  // 4: cove.v1.InfoResponse.total:type_name -> cove.v1.Capacity
-	9,  // 5: cove.v1.InfoResponse.used:type_name -> cove.v1.Capacity
-	1,  // 6: cove.v1.Keys.Create:input_type -> cove.v1.CreateKeyRequest
-	3,  // 7: cove.v1.Keys.List:input_type -> cove.v1.ListKeysRequest
-	5,  // 8: cove.v1.Keys.Revoke:input_type -> cove.v1.RevokeKeyRequest
-	7,  // 9: cove.v1.System.Info:input_type -> cove.v1.InfoRequest
-	2,  // 10: cove.v1.Keys.Create:output_type -> cove.v1.CreateKeyResponse
-	4,  // 11: cove.v1.Keys.List:output_type -> cove.v1.ListKeysResponse
-	6,  // 12: cove.v1.Keys.Revoke:output_type -> cove.v1.RevokeKeyResponse
-	8,  // 13: cove.v1.System.Info:output_type -> cove.v1.InfoResponse
-	10, // [10:14] is the sub-list for method output_type
-	6,  // [6:10] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	29, // 0: cove.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	29, // 1: cove.v1.Key.last_used_at:type_name -> google.protobuf.Timestamp
+	29, // 2: cove.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	29, // 3: cove.v1.Key.old_secret_until:type_name -> google.protobuf.Timestamp
+	30, // 4: cove.v1.CreateKeyRequest.expires:type_name -> google.protobuf.Duration
+	30, // 5: cove.v1.RotateKeyRequest.grace:type_name -> google.protobuf.Duration
+	0,  // 6: cove.v1.RotateKeyResponse.key:type_name -> cove.v1.Key
+	0,  // 7: cove.v1.CreateKeyResponse.key:type_name -> cove.v1.Key
+	0,  // 8: cove.v1.ListKeysResponse.keys:type_name -> cove.v1.Key
+	9,  // 9: cove.v1.Tenant.quota:type_name -> cove.v1.Quota
+	27, // 10: cove.v1.Tenant.labels:type_name -> cove.v1.Tenant.LabelsEntry
+	29, // 11: cove.v1.Tenant.created_at:type_name -> google.protobuf.Timestamp
+	9,  // 12: cove.v1.Tenant.used:type_name -> cove.v1.Quota
+	9,  // 13: cove.v1.CreateTenantRequest.quota:type_name -> cove.v1.Quota
+	28, // 14: cove.v1.CreateTenantRequest.labels:type_name -> cove.v1.CreateTenantRequest.LabelsEntry
+	10, // 15: cove.v1.CreateTenantResponse.tenant:type_name -> cove.v1.Tenant
+	10, // 16: cove.v1.GetTenantResponse.tenant:type_name -> cove.v1.Tenant
+	10, // 17: cove.v1.ListTenantsResponse.tenants:type_name -> cove.v1.Tenant
+	9,  // 18: cove.v1.SetQuotaRequest.quota:type_name -> cove.v1.Quota
+	10, // 19: cove.v1.SetQuotaResponse.tenant:type_name -> cove.v1.Tenant
+	29, // 20: cove.v1.AuditRequest.since:type_name -> google.protobuf.Timestamp
+	29, // 21: cove.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	25, // 22: cove.v1.InfoResponse.total:type_name -> cove.v1.Capacity
+	25, // 23: cove.v1.InfoResponse.used:type_name -> cove.v1.Capacity
+	1,  // 24: cove.v1.Keys.Create:input_type -> cove.v1.CreateKeyRequest
+	5,  // 25: cove.v1.Keys.List:input_type -> cove.v1.ListKeysRequest
+	7,  // 26: cove.v1.Keys.Revoke:input_type -> cove.v1.RevokeKeyRequest
+	2,  // 27: cove.v1.Keys.Rotate:input_type -> cove.v1.RotateKeyRequest
+	11, // 28: cove.v1.Tenants.Create:input_type -> cove.v1.CreateTenantRequest
+	13, // 29: cove.v1.Tenants.Get:input_type -> cove.v1.GetTenantRequest
+	15, // 30: cove.v1.Tenants.List:input_type -> cove.v1.ListTenantsRequest
+	17, // 31: cove.v1.Tenants.SetQuota:input_type -> cove.v1.SetQuotaRequest
+	19, // 32: cove.v1.Tenants.Delete:input_type -> cove.v1.DeleteTenantRequest
+	23, // 33: cove.v1.System.Info:input_type -> cove.v1.InfoRequest
+	21, // 34: cove.v1.System.Audit:input_type -> cove.v1.AuditRequest
+	4,  // 35: cove.v1.Keys.Create:output_type -> cove.v1.CreateKeyResponse
+	6,  // 36: cove.v1.Keys.List:output_type -> cove.v1.ListKeysResponse
+	8,  // 37: cove.v1.Keys.Revoke:output_type -> cove.v1.RevokeKeyResponse
+	3,  // 38: cove.v1.Keys.Rotate:output_type -> cove.v1.RotateKeyResponse
+	12, // 39: cove.v1.Tenants.Create:output_type -> cove.v1.CreateTenantResponse
+	14, // 40: cove.v1.Tenants.Get:output_type -> cove.v1.GetTenantResponse
+	16, // 41: cove.v1.Tenants.List:output_type -> cove.v1.ListTenantsResponse
+	18, // 42: cove.v1.Tenants.SetQuota:output_type -> cove.v1.SetQuotaResponse
+	20, // 43: cove.v1.Tenants.Delete:output_type -> cove.v1.DeleteTenantResponse
+	24, // 44: cove.v1.System.Info:output_type -> cove.v1.InfoResponse
+	22, // 45: cove.v1.System.Audit:output_type -> cove.v1.AuditEntry
+	35, // [35:46] is the sub-list for method output_type
+	24, // [24:35] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_admin_proto_init() }
@@ -722,9 +1853,9 @@ func file_cove_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_admin_proto_rawDesc), len(file_cove_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   29,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_cove_v1_admin_proto_goTypes,
 		DependencyIndexes: file_cove_v1_admin_proto_depIdxs,

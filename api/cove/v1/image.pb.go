@@ -151,6 +151,7 @@ type PullImageRequest struct {
 	Reference     string                 `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
 	Platform      string                 `protobuf:"bytes,2,opt,name=platform,proto3" json:"platform,omitempty"` // default: the node's
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`         // default: the reference
+	Shared        bool                   `protobuf:"varint,4,opt,name=shared,proto3" json:"shared,omitempty"`    // the name is for every tenant; needs an installation's admin
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -204,6 +205,13 @@ func (x *PullImageRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *PullImageRequest) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
 }
 
 type PullImageEvent struct {
@@ -639,11 +647,12 @@ const file_cove_v1_image_proto_rawDesc = "" +
 	"entrypoint\x18\n" +
 	" \x03(\tR\n" +
 	"entrypoint\x12\x10\n" +
-	"\x03cmd\x18\v \x03(\tR\x03cmd\"`\n" +
+	"\x03cmd\x18\v \x03(\tR\x03cmd\"x\n" +
 	"\x10PullImageRequest\x12\x1c\n" +
 	"\treference\x18\x01 \x01(\tR\treference\x12\x1a\n" +
 	"\bplatform\x18\x02 \x01(\tR\bplatform\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"t\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
+	"\x06shared\x18\x04 \x01(\bR\x06shared\"t\n" +
 	"\x0ePullImageEvent\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +

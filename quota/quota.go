@@ -1,0 +1,122 @@
+// Package quota decides whether a tenant may have more, and who is next when
+// there is not enough for everybody. It is pure: what is used, what is asked for
+// and the time come in, a verdict comes out.
+package quota
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Usage is what a tenant holds.
+type Usage struct {
+	Sandboxes     int64
+	MilliCPU      int64
+	Memory        int64
+	Disk          int64 // writable layers and volumes
+	SnapshotBytes int64
+}
+
+// Plus is u with one more sandbox.
+func (u Usage) Plus(r sandbox.Resources) Usage {
+	u.Sandboxes++
+	u.MilliCPU += r.MilliCPU
+	u.Memory += r.Memory
+	u.Disk += r.Disk
+	return u
+}
+
+// Minus is u with one sandbox less.
+func (u Usage) Minus(r sandbox.Resources) Usage {
+	u.Sandboxes--
+	u.MilliCPU -= r.MilliCPU
+	u.Memory -= r.Memory
+	u.Disk -= r.Disk
+	return u
+}
+
+// comeBack is when to ask again for what is free only when something ends,
+// which nobody can know.
+const comeBack = 5 * time.Second
+
+// Create says whether a tenant may make one more sandbox. The bucket is what
+// the last call returned, the zero one at first; a refusal takes nothing from it.
+func Create(q sandbox.Quota, used Usage, b Bucket, ask sandbox.Resources, now time.Time) (Bucket, error) {
+	for _, c := range []struct {
+		what             string
+		have, ask, limit int64
+		show             func(int64) string
+	}{
+		{"sandboxes", used.Sandboxes, 1, q.Sandboxes, plain},
+		{"CPU", used.MilliCPU, ask.MilliCPU, q.MilliCPU, cores},
+		{"memory", used.Memory, ask.Memory, q.Memory, sandbox.FormatSize},
+		{"disk", used.Disk, ask.Disk, q.Disk, sandbox.FormatSize},
+	} {
+		if err := within(c.what, c.have, c.ask, c.limit, c.show); err != nil {
+			return b, err
+		}
+	}
+	return b.take(q.CreatesPerSecond, now)
+}
+
+// Volume says whether a tenant may have more bytes of volumes.
+func Volume(q sandbox.Quota, used Usage, more int64) error {
+	return within("disk", used.Disk, more, q.Disk, sandbox.FormatSize)
+}
+
+// Snapshot says whether a tenant may take a snapshot. How many bytes one adds is
+// known only when it is there, so the last one may go over the bound.
+func Snapshot(q sandbox.Quota, used Usage) error {
+	if q.SnapshotBytes == 0 || used.SnapshotBytes < q.SnapshotBytes {
+		return nil
+	}
+	return &sandbox.Error{Class: sandbox.QuotaExceeded, RetryAfter: comeBack,
+		Msg:  fmt.Sprintf("the tenant's snapshots take %s of its quota of %s", sandbox.FormatSize(used.SnapshotBytes), sandbox.FormatSize(q.SnapshotBytes)),
+		Hint: `"cove snapshot prune" and "cove snapshot rm" make room`}
+}
+
+func within(what string, have, ask, limit int64, show func(int64) string) error {
+	if limit == 0 || ask <= 0 && what != "sandboxes" || have <= limit-ask {
+		return nil
+	}
+	e := &sandbox.Error{Class: sandbox.QuotaExceeded, RetryAfter: comeBack,
+		Msg:  fmt.Sprintf("%s: %s in use, %s asked for, the tenant's quota is %s", what, show(have), show(ask), show(limit)),
+		Hint: "kill what is not needed, or ask an installation's admin for more"}
+	if ask > limit {
+		e.RetryAfter, e.Hint = 0, "this is more than the tenant may have at all: ask for less, or an installation's admin for more"
+	}
+	return e
+}
+
+func plain(n int64) string { return fmt.Sprint(n) }
+func cores(n int64) string { return fmt.Sprintf("%g cores", float64(n)/1000) }
+
+// Bucket is a token bucket: the zero one is full. It holds the creates of one
+// second, and one at least.
+type Bucket struct {
+	missing float64 // of a full one
+	at      time.Time
+}
+
+func (b Bucket) take(rate float64, now time.Time) (Bucket, error) {
+	if rate <= 0 {
+		return Bucket{at: now}, nil
+	}
+	size := math.Max(1, rate)
+	missing := b.missing
+	if now.After(b.at) { // a clock that went back gives nothing, and goes on from there
+		missing -= now.Sub(b.at).Seconds() * rate
+	}
+	missing = math.Min(math.Max(missing, 0), size)
+	// The tolerance is for times that were rounded to nanoseconds on the way.
+	if missing > size-1+1e-6 {
+		wait := time.Duration((missing - (size - 1)) / rate * float64(time.Second))
+		return Bucket{missing, now}, &sandbox.Error{Class: sandbox.QuotaExceeded, RetryAfter: max(wait, time.Millisecond),
+			Msg:  fmt.Sprintf("more than the tenant's %g creates per second", rate),
+			Hint: "ask again after the time given, or ask an installation's admin for more"}
+	}
+	return Bucket{missing + 1, now}, nil
+}

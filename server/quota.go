@@ -1,0 +1,215 @@
+package server
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cove-sandbox/cove/quota"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+)
+
+// quotaFresh is how long a tenant's quota is believed without asking the store.
+// A change through this server is seen at once.
+const quotaFresh = 5 * time.Second
+
+// quotaBook remembers tenants, so that a create asks no store for its quota.
+type quotaBook struct {
+	store store.Tenants
+	clock func() time.Time
+
+	mu    sync.Mutex
+	known map[string]knownTenant
+}
+
+type knownTenant struct {
+	tenant sandbox.Tenant
+	at     time.Time
+}
+
+func (b *quotaBook) init(st store.Tenants, clock func() time.Time) {
+	b.store, b.clock, b.known = st, clock, map[string]knownTenant{}
+}
+
+func (b *quotaBook) of(ctx context.Context, tenant string) (sandbox.Quota, error) {
+	now := b.clock()
+	b.mu.Lock()
+	k, ok := b.known[tenant]
+	b.mu.Unlock()
+	if age := now.Sub(k.at); ok && age >= 0 && age < quotaFresh {
+		return k.tenant.Quota, nil
+	}
+	tn, err := b.store.GetTenant(asServer(ctx), tenant)
+	if err != nil {
+		return sandbox.Quota{}, err
+	}
+	b.mu.Lock()
+	b.known[tenant] = knownTenant{tn, now}
+	b.mu.Unlock()
+	return tn.Quota, nil
+}
+
+func (b *quotaBook) forget(tenant string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.known, tenant)
+}
+
+// ledger is what each tenant's sandboxes hold. It is counted, not queried: a sum
+// over thousands of records per create would cost more than the create. Reconcile
+// fills it from the store, which stays the truth.
+type ledger struct {
+	mu      sync.Mutex
+	used    map[string]quota.Usage
+	buckets map[string]quota.Bucket
+	held    map[string]holding // by sandbox
+}
+
+type holding struct {
+	tenant string
+	res    sandbox.Resources
+}
+
+func (l *ledger) init() {
+	l.used, l.buckets, l.held = map[string]quota.Usage{}, map[string]quota.Bucket{}, map[string]holding{}
+}
+
+// load counts the sandboxes there are.
+func (l *ledger) load(live []sandbox.Sandbox) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.used)
+	clear(l.held)
+	for _, sb := range live {
+		h := holding{sb.Tenant, sb.Spec.Resources}
+		l.held[sb.ID], l.used[h.tenant] = h, l.used[h.tenant].Plus(h.res)
+	}
+}
+
+// reserve takes room for one sandbox under a quota. It is a sandbox's with bind
+// or given back with the returned function.
+func (l *ledger) reserve(tenant string, q sandbox.Quota, volumes int64, res sandbox.Resources, now time.Time) (back func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	used := l.used[tenant]
+	used.Disk += volumes
+	bucket, err := quota.Create(q, used, l.buckets[tenant], res, now)
+	if err != nil {
+		return nil, err
+	}
+	l.used[tenant], l.buckets[tenant] = l.used[tenant].Plus(res), bucket
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.used[tenant] = l.used[tenant].Minus(res)
+	}, nil
+}
+
+// bind makes a reservation a sandbox's: it is given back with its end.
+func (l *ledger) bind(id, tenant string, res sandbox.Resources) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held[id] = holding{tenant, res}
+}
+
+// ended gives back what a sandbox held, once.
+func (l *ledger) ended(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h, ok := l.held[id]
+	if !ok {
+		return
+	}
+	delete(l.held, id)
+	l.used[h.tenant] = l.used[h.tenant].Minus(h.res)
+}
+
+func (l *ledger) usage(tenant string) quota.Usage {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.used[tenant]
+}
+
+// counted is the store with the ledger kept beside it: whatever ends or forgets
+// a sandbox passes here.
+type counted struct {
+	store.Store
+	ledger *ledger
+	room   *waitingRoom
+}
+
+func (c counted) EndSandbox(ctx context.Context, id string, end sandbox.End) (sandbox.Sandbox, error) {
+	sb, err := c.Store.EndSandbox(ctx, id, end)
+	if err == nil {
+		c.ledger.ended(id)
+		c.room.wake()
+	}
+	return sb, err
+}
+
+func (c counted) ForgetSandbox(ctx context.Context, id string) error {
+	err := c.Store.ForgetSandbox(ctx, id)
+	if err == nil {
+		c.ledger.ended(id)
+		c.room.wake()
+	}
+	return err
+}
+
+// volumeBytes is what the volumes in scope may hold.
+func (s *Server) volumeBytes(ctx context.Context) (n int64, err error) {
+	set := s.node.Volumes()
+	if set == nil {
+		return 0, nil
+	}
+	vols, err := set.List(ctx)
+	for _, v := range vols {
+		n += v.Size
+	}
+	return n, err
+}
+
+// admit reserves a sandbox's room in its tenant's quota.
+func (s *Server) admit(ctx context.Context, tenant string, res sandbox.Resources) (back func(), q sandbox.Quota, err error) {
+	if q, err = s.quotas.of(ctx, tenant); err != nil {
+		return nil, q, err
+	}
+	var volumes int64
+	if q.Disk > 0 {
+		if volumes, err = s.volumeBytes(store.In(ctx, tenant)); err != nil {
+			return nil, q, err
+		}
+	}
+	back, err = s.ledger.reserve(tenant, q, volumes, res, s.cfg.Clock())
+	return back, q, err
+}
+
+// admitSnapshot refuses a snapshot of a tenant whose snapshots take all they may.
+func (s *Server) admitSnapshot(ctx context.Context) error {
+	q, err := s.quotas.of(ctx, store.ScopeOf(ctx).Tenant())
+	if err != nil || q.SnapshotBytes == 0 {
+		return err
+	}
+	n, err := s.store.SnapshotBytes(ctx)
+	if err != nil {
+		return err
+	}
+	return quota.Snapshot(q, quota.Usage{SnapshotBytes: n})
+}
+
+// admitVolume refuses more bytes of volumes than the tenant may have.
+func (s *Server) admitVolume(ctx context.Context, more int64) error {
+	tenant := store.ScopeOf(ctx).Tenant()
+	q, err := s.quotas.of(ctx, tenant)
+	if err != nil || q.Disk == 0 {
+		return err
+	}
+	n, err := s.volumeBytes(ctx)
+	if err != nil {
+		return err
+	}
+	used := s.ledger.usage(tenant)
+	used.Disk += n
+	return quota.Volume(q, used, more)
+}

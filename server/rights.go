@@ -1,0 +1,172 @@
+package server
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+	"github.com/cove-sandbox/cove/wire"
+)
+
+// need is what a call asks of a key: a role at least, and the scope that covers
+// it. A call that is not classified is refused, so that a new method is closed
+// until somebody has thought about it.
+type need struct {
+	role  sandbox.Role
+	scope string
+}
+
+// classes says which role a method needs, where the protos do not. A method
+// without side effects is readonly's; every other one must be here.
+var classes = map[string]sandbox.Role{
+	"Sandboxes/Create":      sandbox.DeveloperRole,
+	"Sandboxes/SetTimeout":  sandbox.DeveloperRole,
+	"Sandboxes/Reset":       sandbox.DeveloperRole,
+	"Sandboxes/Kill":        sandbox.DeveloperRole,
+	"Sandboxes/KillByLabel": sandbox.DeveloperRole,
+	"Sandboxes/Pause":       sandbox.DeveloperRole,
+	"Sandboxes/Resume":      sandbox.DeveloperRole,
+	"Sandboxes/Fork":        sandbox.DeveloperRole,
+	"Sandboxes/Restore":     sandbox.DeveloperRole,
+
+	"Processes/Start":      sandbox.DeveloperRole,
+	"Processes/Attach":     sandbox.ReadonlyRole, // reads output
+	"Processes/Wait":       sandbox.ReadonlyRole,
+	"Processes/SendInput":  sandbox.DeveloperRole,
+	"Processes/CloseInput": sandbox.DeveloperRole,
+	"Processes/Signal":     sandbox.DeveloperRole,
+	"Processes/Resize":     sandbox.DeveloperRole,
+
+	"Files/Write":  sandbox.DeveloperRole,
+	"Files/Mkdir":  sandbox.DeveloperRole,
+	"Files/Move":   sandbox.DeveloperRole,
+	"Files/Remove": sandbox.DeveloperRole,
+	"Files/Chmod":  sandbox.DeveloperRole,
+	"Files/Chown":  sandbox.DeveloperRole,
+	"Files/Watch":  sandbox.ReadonlyRole,
+
+	"Images/Pull":   sandbox.DeveloperRole,
+	"Images/Remove": sandbox.DeveloperRole,
+	"Images/Prune":  sandbox.RootRole, // content is shared
+
+	"Snapshots/Create": sandbox.DeveloperRole,
+	"Snapshots/Delete": sandbox.DeveloperRole,
+	"Snapshots/Prune":  sandbox.DeveloperRole,
+	"Snapshots/Mount":  sandbox.DeveloperRole,
+	"Snapshots/Verify": sandbox.ReadonlyRole,
+
+	"Templates/Build":  sandbox.DeveloperRole,
+	"Templates/Delete": sandbox.DeveloperRole,
+
+	"Volumes/Create":     sandbox.DeveloperRole,
+	"Volumes/Delete":     sandbox.DeveloperRole,
+	"Volumes/Resize":     sandbox.DeveloperRole,
+	"Volumes/Clone":      sandbox.DeveloperRole,
+	"Volumes/RemoveFile": sandbox.DeveloperRole,
+
+	"Keys/Create": sandbox.AdminRole,
+	"Keys/List":   sandbox.AdminRole,
+	"Keys/Revoke": sandbox.AdminRole,
+	"Keys/Rotate": sandbox.AdminRole,
+
+	"Tenants/Create":   sandbox.RootRole,
+	"Tenants/List":     sandbox.RootRole,
+	"Tenants/SetQuota": sandbox.RootRole,
+	"Tenants/Delete":   sandbox.RootRole,
+
+	"System/Audit": sandbox.AdminRole,
+}
+
+// routeNeeds are those of the plain routes, by their pattern.
+var routeNeeds = map[string]need{
+	"GET /v1/sandboxes/{id}/files": {sandbox.ReadonlyRole, "files"},
+	"PUT /v1/sandboxes/{id}/files": {sandbox.DeveloperRole, "files"},
+	"GET /v1/sandboxes/{id}/tar":   {sandbox.ReadonlyRole, "files"},
+	"PUT /v1/sandboxes/{id}/tar":   {sandbox.DeveloperRole, "files"},
+	"PUT /v1/images":               {sandbox.DeveloperRole, "images"},
+	"GET /v1/snapshots/{id}/tar":   {sandbox.ReadonlyRole, "snapshots"},
+	"GET /v1/volumes/{id}/files":   {sandbox.ReadonlyRole, "volumes"},
+	"PUT /v1/volumes/{id}/files":   {sandbox.DeveloperRole, "volumes"},
+}
+
+// rights is what every Connect procedure needs; those that are in the protos
+// and not classified need what nobody has.
+type rights struct{ procedures map[string]need }
+
+const apiPackage = "cove.v1"
+
+func newRights() *rights {
+	r := &rights{procedures: map[string]need{}}
+	protoregistry.GlobalFiles.RangeFilesByPackage(apiPackage, func(f protoreflect.FileDescriptor) bool {
+		for i := range f.Services().Len() {
+			svc := f.Services().Get(i)
+			for j := range svc.Methods().Len() {
+				m := svc.Methods().Get(j)
+				r.procedures["/"+string(svc.FullName())+"/"+string(m.Name())] = need{classify(svc, m), strings.ToLower(string(svc.Name()))}
+			}
+		}
+		return true
+	})
+	return r
+}
+
+// classify is "" for a method that nobody has thought about.
+func classify(svc protoreflect.ServiceDescriptor, m protoreflect.MethodDescriptor) sandbox.Role {
+	if role, ok := classes[string(svc.Name())+"/"+string(m.Name())]; ok {
+		return role
+	}
+	if opts, ok := m.Options().(*descriptorpb.MethodOptions); ok && opts.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS {
+		return sandbox.ReadonlyRole
+	}
+	return ""
+}
+
+// check is for what Connect serves. Plain routes have their own check, where
+// their pattern is known, and what nobody serves is said to be so.
+func (r *rights) check(k store.Key, path string) error {
+	n, known := r.procedures[path]
+	if !known {
+		return nil
+	}
+	return n.allows(k, strings.TrimPrefix(path, "/"+apiPackage+"."))
+}
+
+// route is a plain route behind its check.
+func (r *rights) route(pattern string, audit *auditor, next http.Handler) http.Handler {
+	n := routeNeeds[pattern] // of an unknown one: the role "", which nobody has
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if err := n.allows(callerOf(req.Context()).key, pattern); err != nil {
+			audit.note(req.Context(), pattern, thingsOfRoute(pattern, req), err)
+			wire.WriteError(w, req, sandbox.WithOp("auth", err))
+			return
+		}
+		next.ServeHTTP(w, req)
+	})
+}
+
+func (n need) allows(k store.Key, what string) error {
+	if !k.Role.AtLeast(n.role) {
+		e := &sandbox.Error{Class: sandbox.Denied, Msg: what + " needs the role " + string(n.role) + "; this key has " + string(k.Role)}
+		if n.role == "" {
+			e.Msg = what + " is not open to anybody"
+		}
+		return e.WithHint("an admin of the tenant makes keys with other roles: cove key create --role")
+	}
+	if len(k.Scopes) > 0 && !slices.Contains(k.Scopes, n.scope) &&
+		(n.role != sandbox.ReadonlyRole || !slices.Contains(k.Scopes, n.scope+":read")) {
+		return &sandbox.Error{Class: sandbox.Denied, Msg: what + " is outside the scopes of this key: " + strings.Join(k.Scopes, ", "),
+			Hint: "an admin of the tenant makes keys with other scopes: cove key create --scope"}
+	}
+	return nil
+}
+
+// notRoot refuses a part of a call that only an installation's admin may ask for.
+func notRoot(field string) error {
+	return &sandbox.Error{Class: sandbox.Denied, Field: field, Msg: "only an installation's admin may"}
+}

@@ -1,0 +1,652 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+	"github.com/cove-sandbox/cove/wire"
+)
+
+// shared is an installation with two teams: red has one of everything, blue is
+// the stranger.
+type shared struct {
+	*world
+	red, blue  *wire.Client
+	keys       map[string]string // by name: red, blue, reader
+	tenants    map[string]string
+	box, image string
+	snap       map[string]string // by kind
+	vol, keyID string
+}
+
+func (s *shared) tenant(name string) {
+	s.Helper()
+	t, err := s.client.Tenants.Create(s.Context(), connect.NewRequest(&covev1.CreateTenantRequest{Name: name}))
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.tenants[name] = t.Msg.Tenant.Id
+	s.keys[name] = s.key(s.client, &covev1.CreateKeyRequest{Name: name + "-admin", Tenant: name})
+}
+
+func (s *shared) key(c *wire.Client, m *covev1.CreateKeyRequest) string {
+	s.Helper()
+	k, err := c.Keys.Create(s.Context(), connect.NewRequest(m))
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.keyID = k.Msg.Key.Id
+	return k.Msg.Secret
+}
+
+func (s *shared) dial(secret string) *wire.Client {
+	c := wire.NewClient(s.url, secret, wire.Options{})
+	s.Cleanup(c.Close)
+	return c
+}
+
+func newShared(t *testing.T, change ...func(*Config)) *shared {
+	s := &shared{world: newWorld(t, change...), keys: map[string]string{}, tenants: map[string]string{}, snap: map[string]string{}}
+	s.tenant("red")
+	s.tenant("blue")
+	s.red, s.blue = s.dial(s.keys["red"]), s.dial(s.keys["blue"])
+	ctx := t.Context()
+
+	if _, body := s.as("red", "PUT", "/v1/images?name=mine", strings.NewReader("redsown")); !strings.Contains(body, "sha256:") {
+		t.Fatal(body)
+	} else {
+		var img struct{ ID string }
+		if err := json.Unmarshal([]byte(body), &img); err != nil {
+			t.Fatal(err)
+		}
+		s.image = img.ID
+	}
+	c, err := s.red.Sandboxes.Create(ctx, connect.NewRequest(&covev1.CreateSandboxRequest{IdempotencyKey: "once",
+		Spec: &covev1.SandboxSpec{Labels: map[string]string{"run": "redrun"}, Env: map[string]string{"TOKEN": "redsecret"}}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.box = c.Msg.Sandbox.Id
+	if _, err := s.red.Files.Write(ctx, connect.NewRequest(&covev1.WriteFileRequest{SandboxId: s.box, Path: "/redfile", Data: []byte("redsecret")})); err != nil {
+		t.Fatal(err)
+	}
+	st, err := s.red.Processes.Start(ctx, connect.NewRequest(&covev1.StartProcessRequest{SandboxId: s.box, Process: &covev1.ProcessSpec{ExecId: "proc", Command: "sleep"}}))
+	if err != nil || !st.Receive() {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Close() })
+	for _, kind := range []string{"memory", "filesystem", "directory"} {
+		m := &covev1.CreateSnapshotRequest{Sandbox: s.box, Kind: kind, Name: "red-" + kind}
+		if kind == "directory" {
+			m.Path = "/etc"
+		}
+		ev, err := s.red.Snapshots.Create(ctx, connect.NewRequest(m))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for ev.Receive() {
+			if snap := ev.Msg().Snapshot; snap != nil {
+				s.snap[kind] = snap.Id
+			}
+		}
+		if err := ev.Err(); err != nil || s.snap[kind] == "" {
+			t.Fatal(kind, err)
+		}
+		_ = ev.Close()
+	}
+	b, err := s.red.Templates.Build(ctx, connect.NewRequest(&covev1.BuildTemplateRequest{Name: "redpy"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for b.Receive() {
+	}
+	if err := b.Err(); err != nil {
+		t.Fatal(err)
+	}
+	_ = b.Close()
+	v, err := s.red.Volumes.Create(ctx, connect.NewRequest(&covev1.CreateVolumeRequest{Name: "data", Size: 64 << 20}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.vol = v.Msg.Volume.Id; v.Msg.Volume.Name != "data" {
+		t.Errorf("red's volume is called %q", v.Msg.Volume.Name)
+	}
+	if resp, body := s.as("red", "PUT", "/v1/volumes/data/files?path=/redfile", strings.NewReader("redsecret")); resp.StatusCode != 200 {
+		t.Fatal(body)
+	}
+	s.keys["reader"] = s.key(s.red, &covev1.CreateKeyRequest{Name: "reader", Role: "readonly"})
+	return s
+}
+
+// as makes a plain request with a team's key.
+func (s *shared) as(who, method, path string, body io.Reader) (*http.Response, string) {
+	s.Helper()
+	return s.http(method, path, body, "Authorization", "Bearer "+s.keys[who])
+}
+
+// call makes a Connect call in JSON and returns the class of its error, "" for
+// none, and everything that came back.
+func (s *shared) call(who string, m protoreflect.MethodDescriptor, procedure, msg string) (class, body string) {
+	s.Helper()
+	if !m.IsStreamingServer() {
+		resp, body := s.http("POST", procedure, strings.NewReader(msg), "Authorization", "Bearer "+s.keys[who], "Content-Type", "application/json")
+		if resp.StatusCode == 200 {
+			return "", body
+		}
+		return classIn(body), body
+	}
+	var frame bytes.Buffer
+	frame.WriteByte(0)
+	_ = binary.Write(&frame, binary.BigEndian, uint32(len(msg)))
+	frame.WriteString(msg)
+	ctx, cancel := context.WithCancel(s.Context())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "POST", s.url+procedure, &frame)
+	if err != nil {
+		s.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+s.keys[who])
+	req.Header.Set("Content-Type", "application/connect+json")
+	resp, err := plainHTTP.Do(req)
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != 200 {
+		b, _ := io.ReadAll(resp.Body)
+		return classIn(string(b)), string(b)
+	}
+	// The first frames are enough: a watch has no end.
+	for {
+		var head [5]byte
+		if _, err := io.ReadFull(resp.Body, head[:]); err != nil {
+			s.Fatal(procedure, err)
+		}
+		b := make([]byte, binary.BigEndian.Uint32(head[1:]))
+		if _, err := io.ReadFull(resp.Body, b); err != nil {
+			s.Fatal(err)
+		}
+		if head[0]&2 == 0 {
+			body += string(b)
+			if m.Name() == "Attach" || m.Name() == "Watch" {
+				return "", body
+			}
+			continue
+		}
+		var end struct{ Error json.RawMessage }
+		if err := json.Unmarshal(b, &end); err != nil {
+			s.Fatal(err)
+		}
+		if end.Error == nil {
+			return "", body
+		}
+		return classIn(string(end.Error)), body + string(b)
+	}
+}
+
+// classIn is the class in a Connect error.
+func classIn(body string) string {
+	var e struct {
+		Code    string
+		Details []struct {
+			Debug struct{ Code string }
+		}
+	}
+	if json.Unmarshal([]byte(body), &e) != nil {
+		return "not an error of ours: " + body
+	}
+	if len(e.Details) > 0 && e.Details[0].Debug.Code != "" {
+		return e.Details[0].Debug.Code
+	}
+	return e.Code
+}
+
+// fingerprint is everything there is: the whole record and what the node holds.
+func (s *shared) fingerprint() string {
+	s.Helper()
+	ctx, out := s.all(), map[string]any{}
+	check := func(err error) {
+		s.Helper()
+		if err != nil {
+			s.Fatal(err)
+		}
+	}
+	sbs, _, err := s.store.ListSandboxes(ctx, store.Filter{States: sandbox.States, PageSize: 1000})
+	check(err)
+	out["sandboxes"] = sbs
+	for _, hidden := range []bool{false, true} {
+		snaps, _, err := s.store.ListSnapshots(ctx, store.SnapshotFilter{Hidden: hidden, PageSize: 1000})
+		check(err)
+		out["snapshots"+map[bool]string{true: " hidden"}[hidden]] = snaps
+	}
+	for name, id := range s.tenants {
+		out["templates "+name], err = s.store.ListTemplates(store.In(ctx, id), "")
+		check(err)
+	}
+	out["images"], err = s.store.ListImages(ctx)
+	check(err)
+	keys, err := s.store.ListKeys(ctx)
+	check(err)
+	for i := range keys {
+		keys[i].LastUsedAt = keys[i].CreatedAt // the one thing a call changes
+	}
+	out["keys"] = keys
+	out["tenants"], err = s.store.ListTenants(ctx)
+	check(err)
+	s.node.mu.Lock()
+	defer s.node.mu.Unlock()
+	for id, g := range s.node.live {
+		g.mu.Lock()
+		procs := []string{}
+		for id, p := range g.procs {
+			procs = append(procs, id+" "+map[bool]string{true: "ended", false: "runs"}[p.ended])
+		}
+		slices.Sort(procs)
+		out["node "+id] = []any{g.files, procs, g.sb.ExpiresAt, g.sb.Episode, s.node.standby[id]}
+		g.mu.Unlock()
+	}
+	if vs, ok := s.node.Volumes().(*fakeVolumes); ok {
+		vs.mu.Lock()
+		for name, v := range vs.vols {
+			out["volume "+name] = []any{v.Volume, v.files}
+		}
+		vs.mu.Unlock()
+	}
+	b, err := json.Marshal(out)
+	check(err)
+	return string(b)
+}
+
+// attack is one call at red's things. want is the class it ends with for a
+// stranger; "own" is a call that works and is about the stranger's own, whatever
+// it is called.
+type attack struct{ msg, want string }
+
+// attacks are calls of every method at every kind of red's things. $BOX and the
+// like stand for red's ids.
+var attacks = map[string][]attack{
+	"Sandboxes/Create": {{`{"spec":{"snapshot":"$MEM"}}`, "not_found"}, {`{"spec":{"snapshot":"red-memory"}}`, "not_found"}, {`{"spec":{"snapshot":"$FS"}}`, "not_found"},
+		{`{"spec":{"template":"redpy"}}`, "not_found"}, {`{"spec":{"template":"redpy@1"}}`, "not_found"}, {`{"spec":{"image":"mine"}}`, "image_not_found"},
+		{`{"spec":{"image":"$IMAGE"}}`, "image_not_found"}, {`{"spec":{"volumes":[{"volume":"data","path":"/d"}]}}`, "not_found"}, {`{"spec":{"volumes":[{"volume":"$VOL","path":"/d"}]}}`, "not_found"}},
+	"Sandboxes/Get":         {{`{"id":"$BOX"}`, "not_found"}},
+	"Sandboxes/List":        {{`{}`, "own"}, {`{"labels":{"run":"redrun"}}`, "own"}, {`{"states":["SANDBOX_STATE_RUNNING","SANDBOX_STATE_ENDED"]}`, "own"}},
+	"Sandboxes/SetTimeout":  {{`{"id":"$BOX","timeout":"60s"}`, "not_found"}},
+	"Sandboxes/Reset":       {{`{"id":"$BOX"}`, "not_found"}},
+	"Sandboxes/Kill":        {{`{"id":"$BOX"}`, "not_found"}},
+	"Sandboxes/KillByLabel": {{`{"labels":{"run":"redrun"}}`, "own"}},
+	"Sandboxes/Stats":       {{`{"id":"$BOX"}`, "not_found"}},
+	"Sandboxes/Pause":       {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$BOX","cold":true}`, "not_found"}},
+	"Sandboxes/Resume":      {{`{"id":"$BOX"}`, "not_found"}},
+	"Sandboxes/Fork":        {{`{"id":"$BOX","count":1}`, "not_found"}, {`{"snapshot":"$MEM","count":1}`, "not_found"}, {`{"snapshot":"red-filesystem","count":1}`, "not_found"}},
+	"Sandboxes/Restore":     {{`{"id":"$BOX","snapshot":"$MEM"}`, "not_found"}, {`{"id":"$OWN","snapshot":"$MEM"}`, "not_found"}, {`{"id":"$BOX","snapshot":"$OWNSNAP"}`, "not_found"}},
+	"Sandboxes/Tree":        {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$MEM"}`, "not_found"}, {`{"id":"red-memory"}`, "not_found"}},
+
+	"Processes/Start":      {{`{"sandboxId":"$BOX","process":{"command":"cat /redfile"}}`, "not_found"}},
+	"Processes/Attach":     {{`{"sandboxId":"$BOX","execId":"proc"}`, "not_found"}},
+	"Processes/SendInput":  {{`{"sandboxId":"$BOX","execId":"proc","data":"eA=="}`, "not_found"}},
+	"Processes/CloseInput": {{`{"sandboxId":"$BOX","execId":"proc"}`, "not_found"}},
+	"Processes/Signal":     {{`{"sandboxId":"$BOX","execId":"proc","signal":"SIGKILL"}`, "not_found"}},
+	"Processes/Resize":     {{`{"sandboxId":"$BOX","execId":"proc","size":{"rows":20,"cols":20}}`, "not_found"}},
+	"Processes/List":       {{`{"sandboxId":"$BOX"}`, "not_found"}},
+	"Processes/Wait":       {{`{"sandboxId":"$BOX","execId":"proc","maxWait":"0.01s"}`, "not_found"}},
+
+	"Files/Read":   {{`{"sandboxId":"$BOX","path":"/redfile"}`, "not_found"}},
+	"Files/Write":  {{`{"sandboxId":"$BOX","path":"/redfile","data":"eA=="}`, "not_found"}},
+	"Files/Stat":   {{`{"sandboxId":"$BOX","path":"/redfile"}`, "not_found"}},
+	"Files/List":   {{`{"sandboxId":"$BOX","path":"/"}`, "not_found"}},
+	"Files/Mkdir":  {{`{"sandboxId":"$BOX","path":"/evil"}`, "not_found"}},
+	"Files/Move":   {{`{"sandboxId":"$BOX","from":"/redfile","to":"/evil"}`, "not_found"}},
+	"Files/Remove": {{`{"sandboxId":"$BOX","path":"/redfile"}`, "not_found"}},
+	"Files/Chmod":  {{`{"sandboxId":"$BOX","path":"/redfile","mode":511}`, "not_found"}},
+	"Files/Chown":  {{`{"sandboxId":"$BOX","path":"/redfile","user":"root"}`, "not_found"}},
+	"Files/Watch":  {{`{"sandboxId":"$BOX","path":"/"}`, "not_found"}},
+
+	"Images/Pull":   {{`{"reference":"python:3","shared":true}`, "permission_denied"}},
+	"Images/List":   {{`{}`, "own"}},
+	"Images/Get":    {{`{"name":"mine"}`, "image_not_found"}, {`{"name":"$IMAGE"}`, "image_not_found"}},
+	"Images/Remove": {{`{"name":"mine"}`, "image_not_found"}, {`{"name":"$IMAGE"}`, "image_not_found"}, {`{"name":"base"}`, "permission_denied"}},
+	"Images/Prune":  {{`{}`, "permission_denied"}},
+
+	"Snapshots/Create": {{`{"sandbox":"$BOX"}`, "not_found"}, {`{"sandbox":"$BOX","stop":true}`, "not_found"}},
+	"Snapshots/Get":    {{`{"id":"$MEM"}`, "not_found"}, {`{"id":"red-memory"}`, "not_found"}, {`{"id":"$TPLSNAP"}`, "not_found"}},
+	"Snapshots/List":   {{`{}`, "own"}, {`{"sandbox":"$BOX"}`, "own"}, {`{"kind":"memory"}`, "own"}},
+	"Snapshots/Delete": {{`{"id":"$MEM"}`, "not_found"}, {`{"id":"red-memory"}`, "not_found"}, {`{"id":"$TPLSNAP"}`, "not_found"}},
+	"Snapshots/Prune":  {{`{"maxBytes":"1"}`, "own"}, {`{"maxBytes":"1","sandbox":"$BOX"}`, "own"}},
+	"Snapshots/Mount":  {{`{"sandbox":"$BOX","snapshot":"$DIR"}`, "not_found"}, {`{"sandbox":"$OWN","snapshot":"$DIR"}`, "not_found"}, {`{"sandbox":"$BOX","snapshot":"$OWNDIR"}`, "not_found"}},
+	"Snapshots/Verify": {{`{"id":"$MEM"}`, "not_found"}},
+
+	"Templates/Build":  {{`{"name":"x","spec":{"snapshot":"$FS"}}`, "not_found"}, {`{"name":"x","spec":{"image":"mine"}}`, "image_not_found"}},
+	"Templates/Get":    {{`{"name":"redpy"}`, "not_found"}, {`{"name":"redpy@1"}`, "not_found"}},
+	"Templates/List":   {{`{}`, "own"}, {`{"name":"redpy"}`, "not_found"}},
+	"Templates/Delete": {{`{"name":"redpy"}`, "not_found"}, {`{"name":"redpy@1"}`, "not_found"}},
+
+	"Volumes/Create":     {{`{"name":"data.$REDID_","size":"67108864"}`, "invalid_argument"}},
+	"Volumes/Get":        {{`{"name":"data"}`, "not_found"}, {`{"name":"$VOL"}`, "not_found"}},
+	"Volumes/List":       {{`{}`, "own"}},
+	"Volumes/Delete":     {{`{"name":"data"}`, "not_found"}, {`{"name":"$VOL"}`, "not_found"}, {`{"name":"data.$REDID"}`, "not_found"}},
+	"Volumes/Resize":     {{`{"name":"data","size":"134217728"}`, "not_found"}, {`{"name":"$VOL","size":"134217728"}`, "not_found"}},
+	"Volumes/Clone":      {{`{"name":"$VOL","newName":"mine"}`, "not_found"}},
+	"Volumes/ListFiles":  {{`{"name":"data","path":"/"}`, "not_found"}, {`{"name":"$VOL","path":"/"}`, "not_found"}},
+	"Volumes/RemoveFile": {{`{"name":"$VOL","path":"/redfile"}`, "not_found"}},
+
+	"Keys/Create": {{`{"name":"x","tenant":"red"}`, "not_found"}, {`{"name":"x","tenant":"$REDID"}`, "not_found"}, {`{"name":"x","role":"root"}`, "permission_denied"},
+		{`{"name":"x","tenant":"default"}`, "not_found"}},
+	"Keys/List":   {{`{}`, "own"}},
+	"Keys/Revoke": {{`{"id":"$KEY"}`, "not_found"}},
+	"Keys/Rotate": {{`{"id":"$KEY"}`, "not_found"}},
+
+	"Tenants/Create":   {{`{"name":"x"}`, "permission_denied"}},
+	"Tenants/Get":      {{`{"name":"red"}`, "not_found"}, {`{"name":"$REDID"}`, "not_found"}, {`{"name":"default"}`, "not_found"}, {`{}`, "own"}},
+	"Tenants/List":     {{`{}`, "permission_denied"}},
+	"Tenants/SetQuota": {{`{"name":"red","quota":{"sandboxes":"1"}}`, "permission_denied"}, {`{"name":"blue","quota":{}}`, "permission_denied"}},
+	"Tenants/Delete":   {{`{"name":"red"}`, "permission_denied"}, {`{"name":"$REDID"}`, "permission_denied"}},
+
+	"System/Info":  {{`{}`, "own"}},
+	"System/Audit": {{`{"all":true}`, "permission_denied"}, {`{}`, "own"}},
+}
+
+// routeAttacks are the same for the plain routes, by pattern.
+var routeAttacks = map[string][]attack{
+	"GET /v1/sandboxes/{id}/files": {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
+	"PUT /v1/sandboxes/{id}/files": {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
+	"GET /v1/sandboxes/{id}/tar":   {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
+	"PUT /v1/sandboxes/{id}/tar":   {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
+	"PUT /v1/images":               {{"/v1/images?name=base&shared=true", "permission_denied"}},
+	"GET /v1/snapshots/{id}/tar":   {{"/v1/snapshots/$FS/tar", "not_found"}, {"/v1/snapshots/red-filesystem/tar", "not_found"}},
+	"GET /v1/volumes/{id}/files":   {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
+	"PUT /v1/volumes/{id}/files":   {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
+}
+
+// methods is every method of the API that is linked in, from the registry: a new
+// service cannot be forgotten here.
+func methods() map[string]protoreflect.MethodDescriptor {
+	out := map[string]protoreflect.MethodDescriptor{}
+	protoregistry.GlobalFiles.RangeFilesByPackage(apiPackage, func(f protoreflect.FileDescriptor) bool {
+		for i := range f.Services().Len() {
+			svc := f.Services().Get(i)
+			for j := range svc.Methods().Len() {
+				out[string(svc.Name())+"/"+string(svc.Methods().Get(j).Name())] = svc.Methods().Get(j)
+			}
+		}
+		return true
+	})
+	return out
+}
+
+func (s *shared) fill(msg string, own map[string]string) string {
+	pairs := []string{"$BOX", s.box, "$MEM", s.snap["memory"], "$FS", s.snap["filesystem"], "$DIR", s.snap["directory"], "$IMAGE", s.image,
+		"$VOL", s.vol, "$KEY", s.keyID, "$REDID", s.tenants["red"]}
+	for k, v := range own {
+		pairs = append([]string{k, v}, pairs...)
+	}
+	return strings.NewReplacer(pairs...).Replace(msg)
+}
+
+// A key of another tenant reaches nothing: every method of every service and
+// every plain route, at every thing red has. Existence does not show, nothing
+// changes, and no answer has a word of red's in it that was not asked with.
+func TestForeignKeyReachesNothing(t *testing.T) {
+	s := newShared(t)
+	own := map[string]string{}
+	sb, err := s.blue.Sandboxes.Create(t.Context(), connect.NewRequest(&covev1.CreateSandboxRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own["$OWN"] = sb.Msg.Sandbox.Id
+	for kind, as := range map[string]string{"memory": "$OWNSNAP", "directory": "$OWNDIR"} {
+		m := &covev1.CreateSnapshotRequest{Sandbox: own["$OWN"], Kind: kind, Labels: map[string]string{"a": kind}}
+		if kind == "directory" {
+			m.Path = "/etc"
+		}
+		ev, err := s.blue.Snapshots.Create(t.Context(), connect.NewRequest(m))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for ev.Receive() {
+			own[as] = ev.Msg().GetSnapshot().GetId()
+		}
+		_ = ev.Close()
+		if own[as] == "" {
+			t.Fatal(ev.Err())
+		}
+	}
+	tpl, err := s.store.GetTemplate(store.In(t.Context(), s.tenants["red"]), "redpy", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own["$TPLSNAP"] = tpl.Snapshot
+	// Pruning blue's own snapshots is blue's right: out of the way before.
+	before := s.fingerprint()
+
+	red := []string{"redsecret", "redrun", "redpy", "red-", "redfile", "reader", s.box, s.image, s.vol, s.keyID, s.tenants["red"],
+		s.snap["memory"], s.snap["filesystem"], s.snap["directory"], tpl.Snapshot}
+	leaks := func(what, sent, got string) {
+		t.Helper()
+		words := red
+		if what == "System/Audit" { // it has what blue itself asked with before
+			words = []string{"redsecret", "redrun", "redfile", "reader", "red-admin", `"tenant":"` + s.tenants["red"]}
+		}
+		for _, word := range words {
+			if strings.Contains(got, word) && !strings.Contains(sent, word) {
+				t.Errorf("%s %s: the answer has %q: %s", what, sent, word, got)
+			}
+		}
+	}
+	all := methods()
+	for proc, m := range all {
+		if len(attacks[proc]) == 0 {
+			t.Errorf("no attack on %s: a method is walked with a foreign key before it is released", proc)
+		}
+		for _, a := range attacks[proc] {
+			if proc == "Snapshots/Prune" {
+				continue // below
+			}
+			msg := s.fill(a.msg, own)
+			class, body := s.call("blue", m, "/"+apiPackage+"."+proc, msg)
+			want := a.want
+			if want == "own" {
+				want = ""
+			}
+			if class != want {
+				t.Errorf("%s %s: %q, want %q: %s", proc, msg, class, a.want, body)
+			}
+			leaks(proc, msg, body)
+			if now := s.fingerprint(); now != before {
+				t.Fatalf("%s %s changed something:\n%s\n%s", proc, msg, before, now)
+			}
+		}
+	}
+	for proc := range attacks {
+		if all[proc] == nil {
+			t.Errorf("an attack on %s, which is no method", proc)
+		}
+	}
+	for pattern := range s.server.httpRoutes() {
+		if len(routeAttacks[pattern]) == 0 {
+			t.Errorf("no attack on %q", pattern)
+		}
+		method, _, _ := strings.Cut(pattern, " ")
+		for _, a := range routeAttacks[pattern] {
+			path := s.fill(a.msg, own)
+			resp, body := s.as("blue", method, path, strings.NewReader("evil"))
+			if class := classIn(body); class != a.want {
+				t.Errorf("%s %s: %d %q, want %q", method, path, resp.StatusCode, class, a.want)
+			}
+			leaks(pattern, path, body)
+			if method == "GET" {
+				if resp, _ := s.as("blue", "HEAD", path, nil); resp.StatusCode != 404 {
+					t.Errorf("HEAD %s: %d", path, resp.StatusCode)
+				}
+			}
+			if now := s.fingerprint(); now != before {
+				t.Fatalf("%s %s changed something", method, path)
+			}
+		}
+	}
+
+	// Pruning takes blue's own and leaves red's.
+	for _, a := range attacks["Snapshots/Prune"] {
+		msg := s.fill(a.msg, own)
+		class, body := s.call("blue", all["Snapshots/Prune"], "/cove.v1.Snapshots/Prune", msg)
+		if class != "" {
+			t.Error(class, body)
+		}
+		leaks("Snapshots/Prune", msg, body)
+	}
+	for kind, id := range s.snap {
+		if _, err := s.red.Snapshots.Get(t.Context(), connect.NewRequest(&covev1.GetSnapshotRequest{Id: id})); err != nil {
+			t.Errorf("red's %s snapshot: %v", kind, err)
+		}
+	}
+
+	// The same names are blue's own for blue: an idempotency key, a volume, an image, a template.
+	c, err := s.blue.Sandboxes.Create(t.Context(), connect.NewRequest(&covev1.CreateSandboxRequest{IdempotencyKey: "once"}))
+	if err != nil || c.Msg.Existed || c.Msg.Sandbox.Id == s.box {
+		t.Errorf("red's idempotency key: %v, %v", c, err)
+	}
+	v, err := s.blue.Volumes.Create(t.Context(), connect.NewRequest(&covev1.CreateVolumeRequest{Name: "data", Size: 64 << 20}))
+	if err != nil || v.Msg.Volume.Id == s.vol || v.Msg.Volume.Name != "data" {
+		t.Errorf("a volume called as red's: %v, %v", v, err)
+	}
+	if _, err := s.blue.Volumes.Delete(t.Context(), connect.NewRequest(&covev1.DeleteVolumeRequest{Name: "data"})); err != nil {
+		t.Error(err)
+	}
+	if _, body := s.as("red", "GET", "/v1/volumes/data/files?path=/redfile", nil); body != "redsecret" {
+		t.Errorf("red's volume after blue deleted its own: %q", body)
+	}
+	if _, body := s.as("blue", "PUT", "/v1/images?name=mine", strings.NewReader("bluesown")); strings.Contains(body, s.image) {
+		t.Errorf("an image called as red's: %s", body)
+	}
+	if img, err := s.red.Images.Get(t.Context(), connect.NewRequest(&covev1.GetImageRequest{Name: "mine"})); err != nil || img.Msg.Image.Id != s.image {
+		t.Errorf("red's image after blue made its own: %v, %v", img, err)
+	}
+	if n := len(attacks) + len(routeAttacks); n < 70 {
+		t.Errorf("only %d methods and routes were walked", n)
+	}
+}
+
+// A readonly key of red's own looks and downloads, and changes nothing: every
+// method and route again.
+func TestReadonlyKeyChangesNothing(t *testing.T) {
+	s := newShared(t)
+	own := map[string]string{"$OWN": s.box, "$OWNSNAP": s.snap["memory"], "$OWNDIR": s.snap["directory"], "$TPLSNAP": s.snap["memory"]}
+	before := s.fingerprint()
+	looks := 0
+	for proc, m := range methods() {
+		may := s.server.rights.procedures["/"+apiPackage+"."+proc].role == sandbox.ReadonlyRole
+		for _, a := range attacks[proc] {
+			if a.want == "permission_denied" && may {
+				continue
+			}
+			msg := s.fill(a.msg, own)
+			class, body := s.call("reader", m, "/"+apiPackage+"."+proc, msg)
+			if denied := class == "permission_denied"; denied == may {
+				t.Errorf("%s %s: %q for a readonly key: %s", proc, msg, class, body)
+			}
+			if may && class == "" {
+				looks++
+			}
+		}
+		if now := s.fingerprint(); now != before {
+			t.Fatalf("%s changed something:\n%s\n%s", proc, before, now)
+		}
+	}
+	if looks < 15 {
+		t.Errorf("a readonly key could only look at %d things", looks)
+	}
+	for pattern := range s.server.httpRoutes() {
+		method, _, _ := strings.Cut(pattern, " ")
+		for _, a := range routeAttacks[pattern] {
+			resp, body := s.as("reader", method, s.fill(a.msg, own), strings.NewReader("evil"))
+			if denied := resp.StatusCode == 403; denied == (method == "GET") {
+				t.Errorf("%s %s: %d for a readonly key: %s", method, a.msg, resp.StatusCode, body)
+			}
+		}
+	}
+	if now := s.fingerprint(); now != before {
+		t.Fatal("a route changed something")
+	}
+}
+
+// Every method has a class and every plain route has a need: what has none is
+// closed.
+func TestEveryCallIsClassified(t *testing.T) {
+	s := newWorld(t).server
+	for p, n := range s.rights.procedures {
+		if n.role == "" {
+			t.Errorf("%s is in no class: say in rights.go who may call it", p)
+		}
+		if !slices.Contains(sandbox.ScopeNames, n.scope) {
+			t.Errorf("%s has the scope %q, which no key can have", p, n.scope)
+		}
+	}
+	for pattern := range s.httpRoutes() {
+		if n := routeNeeds[pattern]; n.role == "" || !slices.Contains(sandbox.ScopeNames, n.scope) {
+			t.Errorf("%q has no need", pattern)
+		}
+	}
+	for name := range classes {
+		if methods()[name] == nil {
+			t.Errorf("%s is classified and is no method", name)
+		}
+	}
+	root := store.Key{Role: sandbox.RootRole}
+	if err := (need{}).allows(root, "something new"); sandbox.ClassOf(err) != sandbox.Denied {
+		t.Error("what is in no class is open:", err)
+	}
+	for _, p := range procedures() {
+		if _, ok := s.rights.procedures[p]; !ok {
+			t.Errorf("%s is not in the table", p)
+		}
+	}
+	if a, b := len(procedures()), len(s.rights.procedures); a != b {
+		t.Errorf("procedures() has %d methods, the registry %d", a, b)
+	}
+}
+
+// A context without a caller reaches no sandbox on the node either.
+func TestGuardFailsClosed(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(nil).Id
+	g, ctx := w.server.node, t.Context()
+	for name, call := range map[string]func() error{
+		"Create": func() error {
+			_, err := g.Create(ctx, sandbox.Sandbox{ID: "x", Tenant: "default"}, sandbox.Image{})
+			return err
+		},
+		"CreateFrom": func() error {
+			_, err := g.CreateFrom(ctx, sandbox.Sandbox{ID: "x"}, sandbox.Image{}, sandbox.Snapshot{})
+			return err
+		},
+		"Kill":    func() error { return g.Kill(ctx, id, sandbox.End{}) },
+		"Guest":   func() error { _, _, err := g.Guest(ctx, id); return err },
+		"Stats":   func() error { _, err := g.Stats(ctx, id); return err },
+		"Reset":   func() error { _, _, err := g.Reset(ctx, id); return err },
+		"Live":    func() error { _, err := g.Live(ctx); return err },
+		"Collect": func() error { _, err := g.Collect(ctx, nil); return err },
+		"AckEnd":  func() error { return g.AckEnd(ctx, id) },
+		"Volumes": func() error { _, err := g.Volumes().List(ctx); return err },
+		"Volume":  func() error { _, err := g.Volumes().Create(ctx, sandbox.Volume{Name: "x"}); return err },
+	} {
+		if err := call(); sandbox.ClassOf(err) != sandbox.Internal {
+			t.Errorf("%s without a tenant: %v", name, err)
+		}
+	}
+	if w.node.liveCount() != 1 {
+		t.Error("something was done")
+	}
+}

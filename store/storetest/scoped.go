@@ -1,0 +1,111 @@
+package storetest
+
+import (
+	"context"
+	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+)
+
+// scoped gives every call the scope its contract asks for, so that the
+// scenarios need not say it: the default tenant's, and the installation's for
+// images and for what only that may. Scopes themselves are tenants.go's.
+type scoped struct{ store.Store }
+
+func in(ctx context.Context) context.Context  { return store.In(ctx, sandbox.DefaultTenant) }
+func all(ctx context.Context) context.Context { return store.Installation(ctx) }
+
+func (s scoped) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem store.Idempotency) (sandbox.Sandbox, bool, error) {
+	return s.Store.CreateSandbox(in(ctx), sb, idem)
+}
+func (s scoped) SandboxByKey(ctx context.Context, idem store.Idempotency) (sandbox.Sandbox, error) {
+	return s.Store.SandboxByKey(in(ctx), idem)
+}
+func (s scoped) GetSandbox(ctx context.Context, id string) (sandbox.Sandbox, error) {
+	return s.Store.GetSandbox(in(ctx), id)
+}
+func (s scoped) ListSandboxes(ctx context.Context, f store.Filter) ([]sandbox.Sandbox, string, error) {
+	return s.Store.ListSandboxes(in(ctx), f)
+}
+func (s scoped) UpdateSandbox(ctx context.Context, id string, f func(*sandbox.Sandbox) error) (sandbox.Sandbox, error) {
+	return s.Store.UpdateSandbox(in(ctx), id, f)
+}
+func (s scoped) EndSandbox(ctx context.Context, id string, end sandbox.End) (sandbox.Sandbox, error) {
+	return s.Store.EndSandbox(in(ctx), id, end)
+}
+func (s scoped) ForgetSandbox(ctx context.Context, id string) error {
+	return s.Store.ForgetSandbox(in(ctx), id)
+}
+func (s scoped) ForgetEnded(ctx context.Context, before time.Time, limit int) (int, error) {
+	return s.Store.ForgetEnded(all(ctx), before, limit)
+}
+
+func (s scoped) PutImage(ctx context.Context, img sandbox.Image, name string) error {
+	return s.Store.PutImage(all(ctx), img, name)
+}
+func (s scoped) GetImage(ctx context.Context, nameOrID string) (sandbox.Image, error) {
+	return s.Store.GetImage(all(ctx), nameOrID)
+}
+func (s scoped) ListImages(ctx context.Context) ([]sandbox.Image, error) {
+	return s.Store.ListImages(all(ctx))
+}
+func (s scoped) RemoveImageName(ctx context.Context, name string) (sandbox.Image, error) {
+	return s.Store.RemoveImageName(all(ctx), name)
+}
+func (s scoped) RemoveImage(ctx context.Context, id string) error {
+	return s.Store.RemoveImage(all(ctx), id)
+}
+
+func (s scoped) CreateKey(ctx context.Context, k store.Key) error {
+	if k.Role == "" {
+		k.Role = sandbox.DeveloperRole
+	}
+	return s.Store.CreateKey(in(ctx), k)
+}
+func (s scoped) KeyByHash(ctx context.Context, hash []byte) (store.Key, error) {
+	return s.Store.KeyByHash(all(ctx), hash)
+}
+func (s scoped) ListKeys(ctx context.Context) ([]store.Key, error) { return s.Store.ListKeys(in(ctx)) }
+func (s scoped) RevokeKey(ctx context.Context, id string) error {
+	return s.Store.RevokeKey(in(ctx), id)
+}
+func (s scoped) TouchKey(ctx context.Context, id string, at time.Time) error {
+	return s.Store.TouchKey(in(ctx), id, at)
+}
+
+func (s scoped) CreateSnapshot(ctx context.Context, snap sandbox.Snapshot) (sandbox.Snapshot, error) {
+	return s.Store.CreateSnapshot(in(ctx), snap)
+}
+func (s scoped) GetSnapshot(ctx context.Context, nameOrID string) (sandbox.Snapshot, error) {
+	return s.Store.GetSnapshot(in(ctx), nameOrID)
+}
+func (s scoped) ListSnapshots(ctx context.Context, f store.SnapshotFilter) ([]sandbox.Snapshot, string, error) {
+	return s.Store.ListSnapshots(in(ctx), f)
+}
+func (s scoped) SetSnapshotImage(ctx context.Context, id, image string) error {
+	return s.Store.SetSnapshotImage(in(ctx), id, image)
+}
+func (s scoped) DeleteSnapshot(ctx context.Context, id string) (sandbox.Snapshot, error) {
+	return s.Store.DeleteSnapshot(in(ctx), id)
+}
+func (s scoped) Manifests(ctx context.Context) ([]string, error) { return s.Store.Manifests(all(ctx)) }
+func (s scoped) SnapshotImages(ctx context.Context) ([]string, error) {
+	return s.Store.SnapshotImages(all(ctx))
+}
+func (s scoped) Tree(ctx context.Context, id string) (store.Tree, error) {
+	return s.Store.Tree(in(ctx), id)
+}
+
+func (s scoped) CreateTemplateVersion(ctx context.Context, t sandbox.Template, snap sandbox.Snapshot) (sandbox.Template, error) {
+	return s.Store.CreateTemplateVersion(in(ctx), t, snap)
+}
+func (s scoped) GetTemplate(ctx context.Context, name string, version int64) (sandbox.Template, error) {
+	return s.Store.GetTemplate(in(ctx), name, version)
+}
+func (s scoped) ListTemplates(ctx context.Context, name string) ([]sandbox.Template, error) {
+	return s.Store.ListTemplates(in(ctx), name)
+}
+func (s scoped) DeleteTemplate(ctx context.Context, name string, version int64) ([]sandbox.Template, error) {
+	return s.Store.DeleteTemplate(in(ctx), name, version)
+}
