@@ -94,6 +94,25 @@ func (t tenantVolumes) Create(ctx context.Context, v sandbox.Volume) (sandbox.Vo
 	return named(v), plainNames(err)
 }
 
+func (t tenantVolumes) CreateFrom(ctx context.Context, v sandbox.Volume, c sandbox.Content) (sandbox.Volume, error) {
+	scope := store.ScopeOf(ctx)
+	if err := scope.Check(); err != nil {
+		return v, err
+	}
+	v.Name = onNode(scope.Owner(""), v.Name)
+	v, err := t.set.CreateFrom(ctx, v, c)
+	return named(v), plainNames(err)
+}
+
+func (t tenantVolumes) Snapshot(ctx context.Context, name string) (sandbox.Content, error) {
+	v, err := t.find(ctx, name)
+	if err != nil {
+		return sandbox.Content{}, err
+	}
+	c, err := t.set.Snapshot(ctx, v.ID)
+	return c, plainNames(err)
+}
+
 func (t tenantVolumes) Get(ctx context.Context, name string) (sandbox.Volume, error) {
 	return t.find(ctx, name)
 }

@@ -68,6 +68,7 @@ var classes = map[string]sandbox.Role{
 	"Volumes/Delete":     sandbox.DeveloperRole,
 	"Volumes/Resize":     sandbox.DeveloperRole,
 	"Volumes/Clone":      sandbox.DeveloperRole,
+	"Volumes/Snapshot":   sandbox.DeveloperRole,
 	"Volumes/RemoveFile": sandbox.DeveloperRole,
 
 	"Keys/Create": sandbox.AdminRole,

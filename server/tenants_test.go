@@ -339,6 +339,7 @@ var attacks = map[string][]attack{
 	"Volumes/List":       {{`{}`, "own"}},
 	"Volumes/Delete":     {{`{"name":"data"}`, "not_found"}, {`{"name":"$VOL"}`, "not_found"}, {`{"name":"data.$REDID"}`, "not_found"}},
 	"Volumes/Resize":     {{`{"name":"data","size":"134217728"}`, "not_found"}, {`{"name":"$VOL","size":"134217728"}`, "not_found"}},
+	"Volumes/Snapshot":   {{`{"name":"data"}`, "not_found"}, {`{"name":"$VOL"}`, "not_found"}},
 	"Volumes/Clone":      {{`{"name":"$VOL","newName":"mine"}`, "not_found"}},
 	"Volumes/ListFiles":  {{`{"name":"data","path":"/"}`, "not_found"}, {`{"name":"$VOL","path":"/"}`, "not_found"}},
 	"Volumes/RemoveFile": {{`{"name":"$VOL","path":"/redfile"}`, "not_found"}},

@@ -106,6 +106,9 @@ func (s volumeService) Snapshot(ctx context.Context, r *connect.Request[covev1.S
 		}
 	}
 	out := &covev1.SnapshotVolumeResponse{}
+	if err := s.admitSnapshot(ctx); err != nil {
+		return nil, err
+	}
 	return answer(out, s.withVolume(ctx, "name", m.Name, func(set VolumeSet) error {
 		end, err := s.content.begin(ctx)
 		if err != nil {
