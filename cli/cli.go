@@ -54,7 +54,13 @@ type ServeConfig struct {
 	StateKeys string // file with the keys state is encrypted with; "" = state.keys in Data, if there
 	NoBase    bool   // do not make the base image when it is missing
 	LogLevel  string // debug, info, warn, error
-	LogJSON   bool
+
+	TLSCert, TLSKey string        // files; both or neither
+	TLSSelf         bool          // with an authority in Data/tls
+	TLSACME         string        // domain to get certificates for
+	QueueWait       time.Duration // how long a create waits on a full node
+	AuditRetention  time.Duration
+	LogJSON         bool
 }
 
 // ExitError ends the process with a code. A command that has printed all there
@@ -162,6 +168,7 @@ in it, reset it, throw it away.
 
   COVE_URL   the server (default ` + defaultURL + `)
   COVE_KEY   the API key (default: the file $COVE_DATA/key, else ` + defaultData + `/key)
+  COVE_CA    file with the authority to trust, for a server with a certificate of its own
 
 Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 		Example: `  cove run -- python3 -c 'print(6*7)'
@@ -189,7 +196,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 	root.AddGroup(
 		&cobra.Group{ID: "sandbox", Title: "Sandboxes:"},
 		&cobra.Group{ID: "state", Title: "Snapshots, templates and volumes:"},
-		&cobra.Group{ID: "admin", Title: "Images and keys:"},
+		&cobra.Group{ID: "admin", Title: "Images, keys and tenants:"},
 		&cobra.Group{ID: "server", Title: "This machine:"},
 	)
 	add := func(group string, cmds ...*cobra.Command) {
@@ -201,7 +208,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
 		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.rmCmd())
 	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
-	add("admin", a.imageCmd(), a.keyCmd())
+	add("admin", a.imageCmd(), a.keyCmd(), a.tenantCmd(), a.auditCmd())
 	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.infoCmd(), a.versionCmd())
 	root.AddCommand(a.reapCmd(), a.tourCmd(), a.healthCmd())
 	argErrors(root)

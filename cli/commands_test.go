@@ -200,7 +200,17 @@ func TestImagesAndKeys(t *testing.T) {
 	f.cove(t, settings{}, "image", "prune", "--dry-run").want(t, 0, "sha256:dead\n", "would free 3MiB")
 	f.cove(t, settings{}, "image", "rm", "debian").want(t, 0, "debian\n")
 	f.cove(t, settings{}, "key", "create", "ci").want(t, 0, "cove_secret\n", "key k1")
-	f.cove(t, settings{}, "key", "ls").want(t, 0, "ID  NAME   AGE  LAST USED\nk1  first  1m   never\n")
+	f.cove(t, settings{}, "key", "ls").want(t, 0, "ID  NAME   TENANT  ROLE  SCOPES  AGE  LAST USED  EXPIRES\nk1  first  -       -     all     1m   never      never\n")
+	f.cove(t, settings{}, "key", "create", "ci", "--expires", "-1h").want(t, 2, "", "in the past")
+	f.cove(t, settings{}, "key", "rotate", "k1", "--grace", "5m").want(t, 0, "cove_next\n", "old secret is good until")
+	f.cove(t, settings{}, "tenant", "create", "research", "--sandboxes", "5", "--memory", "64GiB").want(t, 0, "t1\n")
+	f.cove(t, settings{}, "tenant", "create", "research", "--memory", "lots").want(t, 2, "", "lots")
+	f.cove(t, settings{}, "tenant", "ls").want(t, 0, "ID  NAME      SANDBOXES  CPU  MEMORY  DISK  SNAPSHOTS  CREATES/S\nt1  research  5          -    64GiB   -     -          -\n")
+	f.cove(t, settings{}, "tenant", "get", "research").want(t, 0, "t1 research\nTHING      USED  QUOTA\nsandboxes  2     5\ncpu        0     -\nmemory     1GiB  -\ndisk       0B    -\nsnapshots  0B    -\ncreates/s  -     -\n")
+	f.cove(t, settings{}, "tenant", "set-quota", "research", "--cpu", "8").want(t, 0, "t1\n")
+	f.cove(t, settings{}, "tenant", "rm", "research").want(t, 0, "research\n")
+	f.cove(t, settings{}, "audit").want(t, 0, "2023-11-14T22:13:20Z t1               ci               sandbox.kill         ok                 id:abc\n")
+	f.cove(t, settings{}, "audit", "--json", "--since", "1h").want(t, 0, `{"seq":1,"at":"2023-11-14T22:13:20Z","tenant":"t1","key":"k1","key_name":"ci","remote":"127.0.0.1","op":"sandbox.kill","things":["id:abc"],"outcome":"ok","prev":"","hash":"ff"}`+"\n")
 	f.cove(t, settings{}, "key", "revoke", "k1").want(t, 0, "k1\n")
 }
 

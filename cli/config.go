@@ -23,6 +23,7 @@ type config struct {
 	key     string
 	keyFrom string // for messages: where the key came from
 	keyPath string // the file that was or would be read
+	ca      string // file with the authority to trust; "" = the system's
 }
 
 // dataDir is the local server's state directory for commands without --data.
@@ -66,7 +67,18 @@ func (a *app) config() (config, error) {
 			return c, usagef("", "no key file %s", a.keyFile)
 		}
 	}
+	// Beside the local server's key is its authority, if it has one of its own.
+	if c.ca = a.Getenv("COVE_CA"); c.ca == "" && u.Scheme == "https" && c.url == strings.TrimRight(a.localURL(a.dataDir()), "/") {
+		if own := filepath.Join(a.dataDir(), "tls", "ca.crt"); fileExists(own) {
+			c.ca = own
+		}
+	}
 	return c, nil
+}
+
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // localURL is where the server of a data directory listens: it writes its URL
@@ -89,6 +101,12 @@ func (a *app) client() (*wire.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.api = wire.NewClient(c.url, c.key, wire.Options{UserAgent: "cove-cli/" + a.Version})
+	opts := wire.Options{UserAgent: "cove-cli/" + a.Version}
+	if c.ca != "" {
+		if opts.CA, err = wire.LoadCA(c.ca); err != nil {
+			return nil, err
+		}
+	}
+	a.api = wire.NewClient(c.url, c.key, opts)
 	return a.api, nil
 }

@@ -42,6 +42,7 @@ type fakeAPI struct {
 	processes []*covev1.Process
 	started   map[string]*fakeProcess
 	images    []*covev1.Image
+	tenants   []*covev1.Tenant
 	keys      []*covev1.Key
 	files     map[string]*fakeFile // by path; one sandbox's worth is enough
 	tars      map[string][]byte    // uploaded, by directory
@@ -77,6 +78,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.Handle(covev1.NewImagesHandler(fakeImages{f}, opt))
 	mux.Handle(covev1.NewKeysHandler(fakeKeys{f}, opt))
 	mux.Handle(covev1.NewSystemHandler(fakeSystem{f}, opt))
+	mux.Handle(covev1.NewTenantsHandler(fakeTenants{f: f}, opt))
 	f.handleState(mux, opt)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/v1/sandboxes/{id}/files", f.bulkFile)
@@ -454,11 +456,42 @@ func (f fakeKeys) Create(ctx context.Context, r *connect.Request[covev1.CreateKe
 func (f fakeKeys) List(ctx context.Context, r *connect.Request[covev1.ListKeysRequest]) (*connect.Response[covev1.ListKeysResponse], error) {
 	return connect.NewResponse(&covev1.ListKeysResponse{Keys: f.keys}), nil
 }
+func (f fakeKeys) Rotate(ctx context.Context, r *connect.Request[covev1.RotateKeyRequest]) (*connect.Response[covev1.RotateKeyResponse], error) {
+	return connect.NewResponse(&covev1.RotateKeyResponse{Key: &covev1.Key{Id: r.Msg.GetId(), OldSecretUntil: timestamppb.New(time.Now().Add(r.Msg.GetGrace().AsDuration()))}, Secret: "cove_next"}), nil
+}
 func (f fakeKeys) Revoke(ctx context.Context, r *connect.Request[covev1.RevokeKeyRequest]) (*connect.Response[covev1.RevokeKeyResponse], error) {
 	return connect.NewResponse(&covev1.RevokeKeyResponse{}), nil
 }
 
+// fakeTenants keeps the tenants a test makes.
+type fakeTenants struct {
+	covev1.UnimplementedTenantsHandler
+	f *fakeAPI
+}
+
+func (f fakeTenants) Create(ctx context.Context, r *connect.Request[covev1.CreateTenantRequest]) (*connect.Response[covev1.CreateTenantResponse], error) {
+	tn := &covev1.Tenant{Id: "t1", Name: r.Msg.GetName(), Quota: r.Msg.GetQuota(), Labels: r.Msg.GetLabels()}
+	f.f.tenants = append(f.f.tenants, tn)
+	return connect.NewResponse(&covev1.CreateTenantResponse{Tenant: tn}), nil
+}
+func (f fakeTenants) List(ctx context.Context, r *connect.Request[covev1.ListTenantsRequest]) (*connect.Response[covev1.ListTenantsResponse], error) {
+	return connect.NewResponse(&covev1.ListTenantsResponse{Tenants: f.f.tenants}), nil
+}
+func (f fakeTenants) Get(ctx context.Context, r *connect.Request[covev1.GetTenantRequest]) (*connect.Response[covev1.GetTenantResponse], error) {
+	return connect.NewResponse(&covev1.GetTenantResponse{Tenant: &covev1.Tenant{Id: "t1", Name: r.Msg.GetName(), Quota: &covev1.Quota{Sandboxes: 5}, Used: &covev1.Quota{Sandboxes: 2, Memory: 1 << 30}}}), nil
+}
+func (f fakeTenants) SetQuota(ctx context.Context, r *connect.Request[covev1.SetQuotaRequest]) (*connect.Response[covev1.SetQuotaResponse], error) {
+	return connect.NewResponse(&covev1.SetQuotaResponse{Tenant: &covev1.Tenant{Id: "t1", Name: r.Msg.GetName(), Quota: r.Msg.GetQuota()}}), nil
+}
+func (f fakeTenants) Delete(ctx context.Context, r *connect.Request[covev1.DeleteTenantRequest]) (*connect.Response[covev1.DeleteTenantResponse], error) {
+	return connect.NewResponse(&covev1.DeleteTenantResponse{}), nil
+}
+
 type fakeSystem struct{ *fakeAPI }
+
+func (f fakeSystem) Audit(ctx context.Context, r *connect.Request[covev1.AuditRequest], out *connect.ServerStream[covev1.AuditEntry]) error {
+	return out.Send(&covev1.AuditEntry{Seq: 1, At: timestamppb.New(time.Unix(1700000000, 0)), Tenant: "t1", Key: "k1", KeyName: "ci", Remote: "127.0.0.1", Op: "sandbox.kill", Things: []string{"id:abc"}, Outcome: "ok", Hash: "ff"})
+}
 
 func (f fakeSystem) Info(ctx context.Context, r *connect.Request[covev1.InfoRequest]) (*connect.Response[covev1.InfoResponse], error) {
 	return connect.NewResponse(&covev1.InfoResponse{Version: "v1", Runtime: "gvisor", WarmKernels: 3, WarmTarget: 4,

@@ -179,11 +179,18 @@ type keyJSON struct {
 	Name       string    `json:"name"`
 	CreatedAt  time.Time `json:"created_at,omitzero"`
 	LastUsedAt time.Time `json:"last_used_at,omitzero"`
-	Secret     string    `json:"secret,omitempty"` // only from key create
+	Secret     string    `json:"secret,omitempty"` // only from key create and rotate
+
+	Tenant         string    `json:"tenant"`
+	Role           string    `json:"role"`
+	Scopes         []string  `json:"scopes,omitempty"`
+	ExpiresAt      time.Time `json:"expires_at,omitzero"`
+	OldSecretUntil time.Time `json:"old_secret_until,omitzero"`
 }
 
 func toKeyJSON(k *covev1.Key) keyJSON {
-	return keyJSON{ID: k.GetId(), Name: k.GetName(), CreatedAt: timeOf(k.GetCreatedAt()), LastUsedAt: timeOf(k.GetLastUsedAt())}
+	return keyJSON{ID: k.GetId(), Name: k.GetName(), CreatedAt: timeOf(k.GetCreatedAt()), LastUsedAt: timeOf(k.GetLastUsedAt()),
+		Tenant: k.GetTenant(), Role: k.GetRole(), Scopes: k.GetScopes(), ExpiresAt: timeOf(k.GetExpiresAt()), OldSecretUntil: timeOf(k.GetOldSecretUntil())}
 }
 
 type capacityJSON struct {

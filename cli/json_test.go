@@ -28,7 +28,7 @@ func TestTheDocumentedJSONIsTheJSON(t *testing.T) {
 		"pruned": {prunedJSON{}, prunedSnapshotJSON{}}, "verified": {verifiedJSON{}}, "tree": {treeJSON{}}, "template": {templateJSON{}},
 		"volume": {volumeJSON{}, holderJSON{}}, "file": {fileJSON{}},
 		"end": {endJSON{}}, "processes": {psJSON{}, processJSON{}, taskJSON{}}, "detached": {detachedJSON{}},
-		"stats": {statsJSON{}}, "image": {imageJSON{}}, "prune": {pruneJSON{}}, "key": {keyJSON{}}, "info": {infoJSON{}, capacityJSON{}},
+		"stats": {statsJSON{}}, "image": {imageJSON{}}, "prune": {pruneJSON{}}, "key": {keyJSON{}}, "tenant": {tenantJSON{}, quotaJSON{}}, "audit": {auditJSON{}}, "info": {infoJSON{}, capacityJSON{}},
 		"check": {doctor.Result{}}, "version": {versionJSON{}},
 	} {
 		body, ok := sections[section]

@@ -54,6 +54,12 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs.StringVar(&c.Listen, "listen", defaultListen, "address to listen on")
 	fs.StringVar(&c.Node, "node", "", "name of this node (default: the host's)")
 	fs.StringVar(&c.StateKeys, "state-keys", a.Getenv("COVE_STATE_KEYS"), "file with the keys that encrypt snapshots, newest first ($COVE_STATE_KEYS; default: DATA/state.keys, if it is there)")
+	fs.StringVar(&c.TLSCert, "tls-cert", "", "file with the certificate of the public listener; read again when it changes")
+	fs.StringVar(&c.TLSKey, "tls-key", "", "file with its key")
+	fs.BoolVar(&c.TLSSelf, "tls-self", false, "TLS with an authority made in DATA/tls, for trying it out; clients trust it with COVE_CA")
+	fs.StringVar(&c.TLSACME, "tls-acme", "", "domain to get certificates for from Let's Encrypt; port 443 of it must lead here")
+	fs.DurationVar(&c.QueueWait, "queue-wait", 2*time.Second, "how long a create waits for room on a full node, in turn between tenants; 0 = not at all")
+	fs.DurationVar(&c.AuditRetention, "audit-retention", 90*24*time.Hour, "how long the audit log is kept")
 	fs.BoolVar(&c.NoBase, "no-base", false, "do not make the base image when it is missing")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.BoolVar(&c.LogJSON, "log-json", false, "log as JSON")
@@ -167,7 +173,7 @@ func (a *app) envCmd() *cobra.Command {
 				switch k {
 				case "COVE_DATA":
 					return data
-				case "COVE_URL", "COVE_KEY":
+				case "COVE_URL", "COVE_KEY", "COVE_CA":
 					return "" // the local server's own, not what is exported already
 				}
 				return getenv(k)
@@ -180,9 +186,16 @@ func (a *app) envCmd() *cobra.Command {
 				return usagef("start the server with 'make start' or 'cove serve', or run this as the user who did", "cannot read %s", filepath.Join(data, "key"))
 			}
 			if asJSON {
-				return a.printJSON(map[string]string{"COVE_URL": c.url, "COVE_KEY": c.key})
+				env := map[string]string{"COVE_URL": c.url, "COVE_KEY": c.key}
+				if c.ca != "" {
+					env["COVE_CA"] = c.ca
+				}
+				return a.printJSON(env)
 			}
 			_, err = fmt.Fprintf(a.Stdout, "export COVE_URL=%s\nexport COVE_KEY=%s\n", shellQuote(c.url), shellQuote(c.key))
+			if err == nil && c.ca != "" {
+				_, err = fmt.Fprintf(a.Stdout, "export COVE_CA=%s\n", shellQuote(c.ca))
+			}
 			return err
 		},
 	}

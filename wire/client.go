@@ -2,13 +2,17 @@ package wire
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // maxMessage bounds one message a client accepts: a file of 16 MiB, the most
@@ -20,6 +24,22 @@ type Options struct {
 	UserAgent string
 	// Transport carries every request instead of the two that NewClient makes.
 	Transport http.RoundTripper
+	// CA is what to trust instead of the system's authorities, for a server
+	// with a certificate of its own.
+	CA *x509.CertPool
+}
+
+// LoadCA reads a file of PEM certificates to trust.
+func LoadCA(path string) (*x509.CertPool, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, &sandbox.Error{Class: sandbox.Invalid, Field: "COVE_CA", Msg: "the authority to trust cannot be read", Err: err}
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(b) {
+		return nil, &sandbox.Error{Class: sandbox.Invalid, Field: "COVE_CA", Msg: path + " has no certificate in PEM form", Hint: "it is the server's DATA/tls/ca.crt"}
+	}
+	return pool, nil
 }
 
 // Client talks to one server. Its errors are *sandbox.Error. Safe for
@@ -54,8 +74,8 @@ func NewClient(url, key string, opts Options) *Client {
 	if opts.Transport != nil {
 		c.rpc, c.bulk = &http.Client{Transport: opts.Transport}, &http.Client{Transport: opts.Transport}
 	} else {
-		c.rpc = &http.Client{Transport: rpcTransport(strings.HasPrefix(url, "https://"))}
-		c.bulk = &http.Client{Transport: bulkTransport()}
+		c.rpc = &http.Client{Transport: trusting(rpcTransport(strings.HasPrefix(url, "https://")), opts.CA)}
+		c.bulk = &http.Client{Transport: trusting(bulkTransport(), opts.CA)}
 	}
 	o := connect.WithClientOptions(
 		connect.WithInterceptors(caller{key: key, agent: opts.UserAgent}),
@@ -83,6 +103,14 @@ func (c *Client) URL() string { return c.url }
 func (c *Client) Close() {
 	c.rpc.CloseIdleConnections()
 	c.bulk.CloseIdleConnections()
+}
+
+// trusting makes a transport believe one authority only.
+func trusting(t *http.Transport, ca *x509.CertPool) *http.Transport {
+	if ca != nil {
+		t.TLSClientConfig = &tls.Config{RootCAs: ca, MinVersion: tls.VersionTLS13}
+	}
+	return t
 }
 
 func rpcTransport(tls bool) *http.Transport {

@@ -34,6 +34,7 @@ import (
 //	state.keys  with what that is encrypted, if it is there
 //	checkpoints/  such content as a kernel reads it, while one does
 //	volumes/  volumes
+//	tls/      the authority of --tls-self, and certificates of --tls-acme
 type places struct{ dir string }
 
 func (p places) database() string { return filepath.Join(p.dir, "cove.db") }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -61,6 +62,11 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer ln.Close()
 
+	secure, certHost, err := publicTLS(c, at, log)
+	if err != nil {
+		return err
+	}
+
 	db, err := sqlite.Open(ctx, at.database())
 	if err != nil {
 		return err
@@ -96,7 +102,8 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer closing(&err, "node", n.Close)
 
-	srv, err := server.New(server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version})
+	srv, err := server.New(server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version,
+		QueueWait: c.QueueWait, AuditRetention: c.AuditRetention})
 	if err != nil {
 		return err
 	}
@@ -120,9 +127,15 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	web := server.HTTPServer(srv.Handler())
 	web.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	served := make(chan error, 1)
-	wg.Go(func() { served <- web.Serve(ln) })
-
 	url := localURL(ln.Addr())
+	if secure != nil {
+		web.TLSConfig = secure
+		wg.Go(func() { served <- web.ServeTLS(ln, "", "") })
+		url = secureURL(url, certHost)
+	} else {
+		wg.Go(func() { served <- web.Serve(ln) })
+	}
+
 	if err := at.announce(url); err != nil {
 		web.Close()
 		return err
@@ -209,6 +222,15 @@ func localURL(a net.Addr) string {
 		host = "127.0.0.1"
 	}
 	return "http://" + net.JoinHostPort(host, fmt.Sprint(tcp.Port))
+}
+
+// secureURL is a URL under TLS, by the name that the certificate has.
+func secureURL(plain, host string) string {
+	at := strings.TrimPrefix(plain, "http://")
+	if _, port, err := net.SplitHostPort(at); err == nil && host != "" {
+		at = net.JoinHostPort(host, port)
+	}
+	return "https://" + at
 }
 
 func nodeName(c cli.ServeConfig) string {

@@ -82,6 +82,8 @@ var rules = []struct {
 		"a driver and the guest know nothing of who uses them"},
 	{[]string{"store"}, []string{"server", "node", "runtime", "guest", "image", "cli"},
 		"the record knows only the domain"},
+	{[]string{"quota", "pki"}, []string{"server", "node", "store", "runtime", "guest", "image", "cli", "wire", "volume"},
+		"what may be had, and who is who, is decided from the domain alone"},
 	{[]string{"cas", "snapshot"}, []string{"server", "node", "store", "runtime", "guest", "image", "cli", "wire"},
 		"stored state outlives whoever wrote it, and knows only the domain"},
 	{[]string{"cas"}, []string{"snapshot"},

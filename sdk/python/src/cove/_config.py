@@ -22,6 +22,14 @@ def resolve_url(url: Optional[str]) -> str:
     return url
 
 
+def resolve_ca(ca: Optional[str]) -> Optional[str]:
+    """The argument, else COVE_CA: a file of authorities to trust instead of the system's."""
+    ca = ca or os.environ.get("COVE_CA") or None
+    if ca is not None and not os.path.isfile(ca):
+        raise InvalidArgument(f"ca: no file {ca!r}", field="ca", hint="it is a copy of the server's DATA/tls/ca.crt")
+    return ca
+
+
 def resolve_key(key: Optional[str]) -> str:
     """The argument, else COVE_KEY, else the key file of the server on this machine."""
     key = key or os.environ.get("COVE_KEY")

@@ -19,9 +19,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Optional
 from urllib.parse import urlsplit
 
-import httpx
-
-from ._wire import CONNECT_TIMEOUT, Request, broken, no_answer, unreachable
+from ._wire import CONNECT_TIMEOUT, Request, broken, no_answer, trust, unreachable
 from .errors import TransportError
 
 _RECV = 256 << 10
@@ -147,8 +145,9 @@ class ResponseParser:
 class _Origin:
     """What both pools need to know of a server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, ca: Optional[str] = None) -> None:
         parts = urlsplit(url)
+        self._ca = ca
         self.url = url
         self.tls = parts.scheme == "https"
         self.host = parts.hostname or ""
@@ -159,7 +158,7 @@ class _Origin:
 
     def ssl_context(self) -> Optional[ssl.SSLContext]:
         if self.tls and self._ssl is None:
-            self._ssl = httpx.create_ssl_context()  # the same trust as on the other way
+            self._ssl = trust(self._ca)  # the same as on the other way
         return self._ssl
 
     def encode(self, request: Request) -> bytes:
@@ -283,8 +282,8 @@ class Http1Reply:
 class Http1Wire:
     """Thread-safe: a connection belongs to one reply at a time, and list.append and list.pop are atomic."""
 
-    def __init__(self, url: str) -> None:
-        self._origin = _Origin(url)
+    def __init__(self, url: str, ca: Optional[str] = None) -> None:
+        self._origin = _Origin(url, ca)
         self._idle: list[_Connection] = []
         self._pid = os.getpid()
         self._closed = False
@@ -473,8 +472,8 @@ class AsyncHttp1Reply:
 class AsyncHttp1Wire:
     """For one event loop at a time; connections of an earlier loop are dropped."""
 
-    def __init__(self, url: str) -> None:
-        self._origin = _Origin(url)
+    def __init__(self, url: str, ca: Optional[str] = None) -> None:
+        self._origin = _Origin(url, ca)
         self._idle: list[_AsyncConnection] = []
         self._pid = os.getpid()
         self._closed = False

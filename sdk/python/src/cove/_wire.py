@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Optional, Protocol, Union
@@ -129,11 +130,21 @@ class HttpxReply:
         self._response.close()
 
 
+def trust(ca: Optional[str]) -> ssl.SSLContext:
+    """The system's authorities, or those of a file alone."""
+    if ca is None:
+        return httpx.create_ssl_context()
+    context = ssl.create_default_context(cafile=ca)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
 class HttpxWire:
     """Thread-safe, since httpx.Client is."""
 
-    def __init__(self, url: str, client: Optional[httpx.Client]) -> None:
+    def __init__(self, url: str, client: Optional[httpx.Client], ca: Optional[str] = None) -> None:
         self._url = url
+        self._ca = ca
         self._given = client
         self._own: Optional[httpx.Client] = None
         self._pid = 0
@@ -144,7 +155,8 @@ class HttpxWire:
         # Made on first use (a trust store takes 20 ms to load), and again after
         # a fork: two processes on one connection would read each other's replies.
         if self._own is None or self._pid != os.getpid():
-            self._own, self._pid = httpx.Client(limits=_limits(), follow_redirects=False), os.getpid()
+            self._own = httpx.Client(limits=_limits(), follow_redirects=False, verify=trust(self._ca))
+            self._pid = os.getpid()
         return self._own
 
     def send(self, request: Request) -> HttpxReply:
@@ -187,8 +199,9 @@ class AsyncHttpxReply:
 
 
 class AsyncHttpxWire:
-    def __init__(self, url: str, client: Optional[httpx.AsyncClient]) -> None:
+    def __init__(self, url: str, client: Optional[httpx.AsyncClient], ca: Optional[str] = None) -> None:
         self._url = url
+        self._ca = ca
         self._given = client
         self._own: Optional[httpx.AsyncClient] = None
         self._owner: Optional[tuple[int, asyncio.AbstractEventLoop]] = None
@@ -198,7 +211,8 @@ class AsyncHttpxWire:
             return self._given
         owner = (os.getpid(), asyncio.get_running_loop())
         if self._own is None or self._owner != owner:
-            self._own, self._owner = httpx.AsyncClient(limits=_limits(), follow_redirects=False), owner
+            self._own = httpx.AsyncClient(limits=_limits(), follow_redirects=False, verify=trust(self._ca))
+            self._owner = owner
         return self._own
 
     async def send(self, request: Request) -> AsyncHttpxReply:

@@ -16,7 +16,7 @@ import httpx
 
 from . import _calls
 from ._calls import Call
-from ._config import resolve_key, resolve_url
+from ._config import resolve_ca, resolve_key, resolve_url
 from ._connect import EnvelopeReader, error_of_reply
 from ._core import Attempts, Settings
 from ._http1 import AsyncHttp1Wire, Http1Wire
@@ -37,6 +37,8 @@ class Client:
     quarter of an hour at least.
     retry_timeout: seconds to ride out a server that restarts.
     create_timeout: seconds Sandbox.create waits for a full server.
+    ca: file with the authority to trust, for a server with a certificate of its
+    own (COVE_CA).
     http_client: an httpx.Client to use for everything (proxies, client
     certificates, custom trust); it stays yours to close.
     """
@@ -49,13 +51,15 @@ class Client:
         request_timeout: float = 120.0,
         retry_timeout: float = 30.0,
         create_timeout: float = 60.0,
+        ca: Optional[str] = None,
         http_client: Optional[httpx.Client] = None,
         _clock: Optional[Clock] = None,
     ) -> None:
         self._settings = Settings(url, key, request_timeout, retry_timeout, create_timeout, _clock)
-        self._bulk: Wire = HttpxWire(self.url, http_client)
+        ca = resolve_ca(ca)
+        self._bulk: Wire = HttpxWire(self.url, http_client, ca)
         direct = http_client is None and not behind_proxy(self.url)
-        self._wire: Wire = Http1Wire(self.url) if direct else self._bulk
+        self._wire: Wire = Http1Wire(self.url, ca) if direct else self._bulk
         self.images = Images(self)
 
     @property
@@ -182,13 +186,15 @@ class AsyncClient:
         request_timeout: float = 120.0,
         retry_timeout: float = 30.0,
         create_timeout: float = 60.0,
+        ca: Optional[str] = None,
         http_client: Optional[httpx.AsyncClient] = None,
         _clock: Optional[Clock] = None,
     ) -> None:
         self._settings = Settings(url, key, request_timeout, retry_timeout, create_timeout, _clock)
-        self._bulk: AsyncWire = AsyncHttpxWire(self.url, http_client)
+        ca = resolve_ca(ca)
+        self._bulk: AsyncWire = AsyncHttpxWire(self.url, http_client, ca)
         direct = http_client is None and not behind_proxy(self.url)
-        self._wire: AsyncWire = AsyncHttp1Wire(self.url) if direct else self._bulk
+        self._wire: AsyncWire = AsyncHttp1Wire(self.url, ca) if direct else self._bulk
         self.images = AsyncImages(self)
 
     @property

@@ -82,6 +82,12 @@ class NoCapacity(CoveError):
     CODE = "no_capacity"
 
 
+class QuotaExceeded(CoveError):
+    """The tenant's own bound is reached; `retry_after` says when to ask again."""
+
+    CODE = "quota_exceeded"
+
+
 class TooLarge(CoveError):
     """A request or object above a limit."""
 
@@ -184,6 +190,7 @@ BY_CODE: dict[str, type[CoveError]] = {
         Unauthenticated,
         PermissionDenied,
         NoCapacity,
+        QuotaExceeded,
         TooLarge,
         SandboxEnded,
         FailedPrecondition,
