@@ -52,9 +52,11 @@ type ServeConfig struct {
 	GuestPath string
 	Node      string // name of this node; "" = host name
 	StateKeys string // file with the keys state is encrypted with; "" = state.keys in Data, if there
-	NoBase    bool   // do not make the base image when it is missing
-	LogLevel  string // debug, info, warn, error
-	LogJSON   bool
+	// GatewayDomain is below what ports have their hosts; "" = only the path form.
+	GatewayDomain string
+	NoBase        bool   // do not make the base image when it is missing
+	LogLevel      string // debug, info, warn, error
+	LogJSON       bool
 }
 
 // ExitError ends the process with a code. A command that has printed all there

@@ -34,6 +34,7 @@ type Client struct {
 	Snapshots covev1.SnapshotsClient
 	Templates covev1.TemplatesClient
 	Volumes   covev1.VolumesClient
+	Ports     covev1.PortsClient
 
 	url, key, agent string
 	rpc, bulk       *http.Client
@@ -71,6 +72,7 @@ func NewClient(url, key string, opts Options) *Client {
 	c.Snapshots = covev1.NewSnapshotsClient(c.rpc, c.url, o)
 	c.Templates = covev1.NewTemplatesClient(c.rpc, c.url, o)
 	c.Volumes = covev1.NewVolumesClient(c.rpc, c.url, o)
+	c.Ports = covev1.NewPortsClient(c.rpc, c.url, o)
 	return c
 }
 

@@ -26,6 +26,7 @@ import (
 //	key       the first API key, mode 0600
 //	url       where the server of this directory listens or listened last
 //	pid       of the running server
+//	gateway.key  what tokens for ports are signed with, mode 0600
 //	cove.db   sandboxes, ends, names of images, hashes of keys
 //	images/   content, shared by every sandbox
 //	node/     the journal and the lock

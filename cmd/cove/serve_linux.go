@@ -15,6 +15,7 @@ import (
 
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/cli/doctor"
+	"github.com/cove-sandbox/cove/gateway"
 	"github.com/cove-sandbox/cove/image"
 	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -96,7 +97,11 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer closing(&err, "node", n.Close)
 
-	srv, err := server.New(server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version})
+	gate, err := openGate(c, at, ln)
+	if err != nil {
+		return err
+	}
+	srv, err := server.New(server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Ports: gate})
 	if err != nil {
 		return err
 	}
@@ -117,7 +122,9 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 		wg.Go(func() { ensureBase(work, c, db, library, log) })
 	}
 
-	web := server.HTTPServer(srv.Handler())
+	ports := gateway.New(gateway.Config{Backend: srv.Reach(), Tokens: gate.tokens, Domain: gate.domain, Logger: log})
+	defer ports.Close()
+	web := server.HTTPServer(ports.Wrap(srv.Handler()))
 	web.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	served := make(chan error, 1)
 	wg.Go(func() { served <- web.Serve(ln) })
