@@ -112,6 +112,9 @@ func rewrite(p *httputil.ProxyRequest) {
 	}
 	p.Out.URL = &url.URL{Scheme: "http", Host: v.Target.String(), Path: path, RawPath: v.path, RawQuery: p.In.URL.RawQuery, ForceQuery: p.In.URL.ForceQuery}
 	p.Out.Host = v.host
+	// The same map: it is filled when the body has been read, and httputil's copy
+	// is from before that.
+	p.Out.Trailer = p.In.Trailer
 }
 
 // wholeOrigin are headers that act on an origin. In the path form that is the
