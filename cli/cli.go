@@ -54,6 +54,7 @@ type ServeConfig struct {
 	StateKeys string // file with the keys state is encrypted with; "" = state.keys in Data, if there
 	// GatewayDomain is below what ports have their hosts; "" = only the path form.
 	GatewayDomain string
+	SSH           string // host:port of the SSH server; "" = none
 	NoBase        bool   // do not make the base image when it is missing
 	LogLevel      string // debug, info, warn, error
 	LogJSON       bool
@@ -190,6 +191,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 
 	root.AddGroup(
 		&cobra.Group{ID: "sandbox", Title: "Sandboxes:"},
+		&cobra.Group{ID: "reach", Title: "Reaching in:"},
 		&cobra.Group{ID: "state", Title: "Snapshots, templates and volumes:"},
 		&cobra.Group{ID: "admin", Title: "Images and keys:"},
 		&cobra.Group{ID: "server", Title: "This machine:"},
@@ -202,6 +204,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 	}
 	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
 		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.rmCmd())
+	add("reach", a.urlCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
 	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
 	add("admin", a.imageCmd(), a.keyCmd())
 	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.infoCmd(), a.versionCmd())

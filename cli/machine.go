@@ -55,6 +55,7 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs.StringVar(&c.Node, "node", "", "name of this node (default: the host's)")
 	fs.StringVar(&c.StateKeys, "state-keys", a.Getenv("COVE_STATE_KEYS"), "file with the keys that encrypt snapshots, newest first ($COVE_STATE_KEYS; default: DATA/state.keys, if it is there)")
 	fs.StringVar(&c.GatewayDomain, "gateway-domain", a.Getenv("COVE_GATEWAY_DOMAIN"), "domain of ports, as http://PORT-SANDBOX.DOMAIN ($COVE_GATEWAY_DOMAIN; https://DOMAIN behind a TLS proxy; default: only /p/SANDBOX/PORT/)")
+	fs.StringVar(&c.SSH, "ssh", a.Getenv("COVE_SSH"), "address of an SSH server for sandboxes, like 127.0.0.1:7722 ($COVE_SSH; default: none)")
 	fs.BoolVar(&c.NoBase, "no-base", false, "do not make the base image when it is missing")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.BoolVar(&c.LogJSON, "log-json", false, "log as JSON")

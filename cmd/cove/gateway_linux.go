@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -14,7 +15,10 @@ import (
 
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/gateway"
+	"github.com/cove-sandbox/cove/gateway/sshd"
+	"github.com/cove-sandbox/cove/runtime/gvisor"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/server"
 )
 
 func (p places) gatewayKey() string { return filepath.Join(p.dir, "gateway.key") }
@@ -49,6 +53,54 @@ func openGate(c cli.ServeConfig, at places, ln net.Listener) (portGate, error) {
 		g.domain, err = gateway.ParseDomain(c.GatewayDomain, "http", port)
 	}
 	return g, err
+}
+
+// sshSigner is the authority with where its server listens.
+type sshSigner struct {
+	*sshd.Authority
+	ln net.Listener
+}
+
+func (s sshSigner) Port() int {
+	if tcp, ok := s.ln.Addr().(*net.TCPAddr); ok {
+		return tcp.Port
+	}
+	return 0
+}
+
+// openSSH listens where the SSH server is to be; nil where there is none.
+func openSSH(c cli.ServeConfig, at places) (*sshSigner, error) {
+	if c.SSH == "" {
+		return nil, nil
+	}
+	a, err := sshd.OpenAuthority(at.dir)
+	if err != nil {
+		return nil, err
+	}
+	ln, err := net.Listen("tcp", c.SSH)
+	if err != nil {
+		return nil, &sandbox.Error{Class: sandbox.Precondition, Field: "ssh", Err: err, Hint: "--ssh takes an address like 127.0.0.1:7722"}
+	}
+	return &sshSigner{Authority: a, ln: ln}, nil
+}
+
+// sshBackend is the server as the SSH server sees it.
+type sshBackend struct{ server.Reach }
+
+func (b sshBackend) Machine(ctx context.Context, id string) (sshd.Machine, func(), error) {
+	g, release, err := b.Guest(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	return g, release, nil
+}
+
+// sftpProgram is what the guest brings into every sandbox of a runtime.
+func sftpProgram(runtime string) []string {
+	if runtime == "fake" {
+		return nil
+	}
+	return gvisor.SFTP()
 }
 
 // secretFile holds size random bytes in hexadecimal, made where it is missing.

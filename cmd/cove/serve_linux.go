@@ -16,6 +16,7 @@ import (
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/cli/doctor"
 	"github.com/cove-sandbox/cove/gateway"
+	"github.com/cove-sandbox/cove/gateway/sshd"
 	"github.com/cove-sandbox/cove/image"
 	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -101,7 +102,16 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	if err != nil {
 		return err
 	}
-	srv, err := server.New(server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Ports: gate})
+	conf := server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Ports: gate}
+	signer, err := openSSH(c, at)
+	if err != nil {
+		return err
+	}
+	if signer != nil {
+		defer signer.ln.Close()
+		conf.SSH = signer
+	}
+	srv, err := server.New(conf)
 	if err != nil {
 		return err
 	}
@@ -124,6 +134,15 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 
 	ports := gateway.New(gateway.Config{Backend: srv.Reach(), Tokens: gate.tokens, Domain: gate.domain, Logger: log})
 	defer ports.Close()
+	if signer != nil {
+		shell := sshd.New(sshd.Config{Authority: signer.Authority, Backend: sshBackend{srv.Reach()}, SFTP: sftpProgram(c.Runtime), Logger: log})
+		defer shell.Close()
+		wg.Go(func() {
+			if err := shell.Serve(signer.ln); err != nil {
+				log.Error("the SSH server ended", "err", err)
+			}
+		})
+	}
 	web := server.HTTPServer(ports.Wrap(srv.Handler()))
 	web.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	served := make(chan error, 1)

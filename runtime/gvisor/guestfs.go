@@ -94,3 +94,7 @@ func buildGuestFS(ctx context.Context, dir, guest string) (string, error) {
 	}
 	return out, nil
 }
+
+// SFTP is the program that speaks sftp on stdin and stdout, as processes of the
+// user's container reach it.
+func SFTP() []string { return []string{guestMount + guestBinary, "sftp"} }
