@@ -37,8 +37,6 @@ func run(args []string) error {
 		return nil // what a kernel rehearses with
 	case len(args) == 1 && args[0] == "init":
 		return runInit()
-	case len(args) == 1 && args[0] == "sftp":
-		return runSFTP()
 	case len(args) == 2 && args[0] == "bulk":
 		var op guest.BulkOp
 		if err := json.Unmarshal([]byte(args[1]), &op); err != nil {
@@ -46,7 +44,7 @@ func run(args []string) error {
 		}
 		return agent.RunBulk(agent.NewContainerSpace(), op, os.Stdin, os.Stdout)
 	}
-	return errors.New("usage: cove-guest agent | init | sftp | bulk JSON")
+	return errors.New("usage: cove-guest agent | init | bulk JSON")
 }
 
 // runAgent serves the guest protocol on a loopback port. The secret and the

@@ -16,7 +16,7 @@ import (
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/gateway"
 	"github.com/cove-sandbox/cove/gateway/sshd"
-	"github.com/cove-sandbox/cove/runtime/gvisor"
+	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/server"
 )
@@ -95,12 +95,12 @@ func (b sshBackend) Machine(ctx context.Context, id string) (sshd.Machine, func(
 	return g, release, nil
 }
 
-// sftpProgram is what the guest brings into every sandbox of a runtime.
-func sftpProgram(runtime string) []string {
-	if runtime == "fake" {
-		return nil
+// sftpProgram is what a driver brings into every sandbox; nil for none.
+func sftpProgram(d runtime.Driver) []string {
+	if p, ok := d.(interface{ SFTP() []string }); ok {
+		return p.SFTP()
 	}
-	return gvisor.SFTP()
+	return nil
 }
 
 // secretFile holds size random bytes in hexadecimal, made where it is missing.

@@ -135,7 +135,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	ports := gateway.New(gateway.Config{Backend: srv.Reach(), Tokens: gate.tokens, Domain: gate.domain, Logger: log})
 	defer ports.Close()
 	if signer != nil {
-		shell := sshd.New(sshd.Config{Authority: signer.Authority, Backend: sshBackend{srv.Reach()}, SFTP: sftpProgram(c.Runtime), Logger: log})
+		shell := sshd.New(sshd.Config{Authority: signer.Authority, Backend: sshBackend{srv.Reach()}, SFTP: sftpProgram(driver), Logger: log})
 		defer shell.Close()
 		wg.Go(func() {
 			if err := shell.Serve(signer.ln); err != nil {

@@ -1,6 +1,11 @@
+// Command cove-sftp serves files to the client of the SSH server, on stdin and
+// stdout. It is an ordinary process of a sandbox: who runs it says what it may.
+// It is no part of the guest, which stays small and holds no parser of more than
+// its own protocol.
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"runtime"
@@ -8,9 +13,14 @@ import (
 	"github.com/pkg/sftp"
 )
 
-// runSFTP serves files to the SSH server's client. It is an ordinary process of
-// the sandbox: who runs it says what it may.
-func runSFTP() error {
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
 	runtime.GOMAXPROCS(2)
 	dir := os.Getenv("HOME") // where sshd puts a user
 	if st, err := os.Stat(dir); dir == "" || err != nil || !st.IsDir() {
