@@ -345,7 +345,7 @@ def bench_gateway(websockets: int) -> dict[str, Any]:
             )
         with Sandbox.create(cpu=2, memory="1GiB") as sb:
             sb.files.write("/portserver", Path(f"{tmp}/portserver").read_bytes(), mode=0o755)
-            sb.run("nohup /portserver 8080 >/dev/null 2>&1 &")
+            sb.exec("nohup /portserver 8080 >/dev/null 2>&1 &")
             sb.wait_port(8080)
             url = sb.url(8080)
 

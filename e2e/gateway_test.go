@@ -224,6 +224,39 @@ func TestGateway(t *testing.T) {
 		cancel()
 		_ = c.Wait()
 	})
+	// A stream stands still while its sandbox is paused, and ends at a memory
+	// snapshot; the next request finds a server that knows nothing of it.
+	t.Run("streams over a pause and a snapshot", func(t *testing.T) {
+		s, err := w.Client().ConnectPort(t.Context(), b.ID, 8080)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if _, err := w.Client().Sandboxes.Pause(t.Context(), connect.NewRequest(&covev1.PauseRequest{Id: b.ID})); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(s, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Client().Sandboxes.Resume(t.Context(), connect.NewRequest(&covev1.ResumeRequest{Id: b.ID})); err != nil {
+			t.Fatal(err)
+		}
+		in := bufio.NewReader(s)
+		res, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatalf("after the pause: %v", err)
+		}
+		if body, err := io.ReadAll(res.Body); err != nil || string(body) != "hello\n" {
+			t.Fatalf("after the pause: %q %v", body, err)
+		}
+		ran(w.CLI(t, "snapshot", "create", b.ID)).want(t, 0)
+		if rest, err := io.ReadAll(in); len(rest) > 0 {
+			t.Errorf("a stream that was cut brings %q, %v", rest, err)
+		}
+		if res, body := fetch(t, "GET", url, "/", nil); res.StatusCode != 200 || string(body) != "hello\n" {
+			t.Errorf("after the snapshot: %d %s", res.StatusCode, body)
+		}
+	})
 	t.Run("readiness", func(t *testing.T) {
 		_, err := w.Client().Ports.WaitReady(t.Context(), connect.NewRequest(&covev1.WaitReadyRequest{SandboxId: b.ID, Port: 9, Timeout: durationpb.New(200 * time.Millisecond)}))
 		if !errors.Is(err, sandbox.ErrDeadline) {
