@@ -46,7 +46,7 @@ restart: build ## a new server over the same sandboxes
 status: bin/cove ## doctor, and what the server runs
 	@bin/cove doctor; bin/cove info
 
-build: bin/cove bin/cove-guest bin/runsc ## bin/cove, bin/cove-guest and the pinned bin/runsc
+build: bin/cove bin/cove-guest bin/cove-sftp bin/runsc ## bin/cove, bin/cove-guest, bin/cove-sftp and the pinned bin/runsc
 
 # Go knows better than make what has changed; an unchanged build takes a second.
 bin/cove: FORCE
@@ -56,6 +56,10 @@ bin/cove: FORCE
 bin/cove-guest: FORCE
 	@mkdir -p bin
 	@$(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/cove-guest
+
+bin/cove-sftp: FORCE
+	@mkdir -p bin
+	@$(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/cove-sftp
 
 # Its version is go.mod's. Linked anew only when that may have changed.
 bin/runsc: go.mod go.sum $(wildcard cmd/runsc/*.go)

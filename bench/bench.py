@@ -333,6 +333,63 @@ def bench_bytes(rounds: int) -> dict[str, Any]:
     }
 
 
+def bench_gateway(websockets: int) -> dict[str, Any]:
+    """A small compiled server in one sandbox, through the gateway; the load runs on the same cores."""
+    with tempfile.TemporaryDirectory() as tmp:
+        for name in ("portserver", "portload"):
+            subprocess.run(
+                ["go", "build", "-o", f"{tmp}/{name}", f"./bench/{name}"],
+                cwd=REPO,
+                env={**os.environ, "CGO_ENABLED": "0"},
+                check=True,
+            )
+        with Sandbox.create(cpu=2, memory="1GiB") as sb:
+            sb.files.write("/portserver", Path(f"{tmp}/portserver").read_bytes(), mode=0o755)
+            sb.exec("nohup /portserver 8080 >/dev/null 2>&1 &")
+            sb.wait_port(8080)
+            url = sb.url(8080)
+
+            def load(*flags: str) -> dict[str, Any]:
+                out = subprocess.run([f"{tmp}/portload", *flags, url], check=True, capture_output=True, text=True)
+                return dict(json.loads(out.stdout))
+
+            load("-for", "2s")
+            # One after the other in turns, so that a noisy machine hits both alike.
+            plain, beside = [], []
+            for _ in range(3):
+                plain.append(load("-for", "3s"))
+                beside.append(load("-for", "3s", "-slow", "1"))
+            before = sb.stats().memory
+            hold = subprocess.Popen(
+                [f"{tmp}/portload", "-websockets", str(websockets), url],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert hold.stdin and hold.stdout
+            opened = hold.stdout.readline().strip()
+            each = (sb.stats().memory - before) / max(1, websockets)
+            rest, _ = hold.communicate("\n")
+            held = json.loads(rest) if opened == "open" and hold.returncode == 0 else {"open": 0}
+    rate = statistics.median(r["per_second"] for r in plain)
+    with_slow = statistics.median(r["per_second"] for r in beside)
+    return {
+        "plain": plain,
+        "beside_a_slow_client": beside,
+        "websockets": held,
+        "figures": {
+            "requests/s": rate,
+            "p99 ms": statistics.median(r["p99_ms"] for r in plain),
+            "KiB per idle WebSocket in the sandbox": each / 1024,
+        },
+        "checks": [
+            ("gateway: requests/s to one sandbox", rate, ">=", 500),
+            ("gateway: share of them beside a slow client", with_slow / rate, ">=", 0.8),
+            ("gateway: idle WebSockets held", held["open"], ">=", websockets),
+        ],
+    }
+
+
 def main() -> int:
     a = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -342,7 +399,7 @@ def main() -> int:
     a.add_argument(
         "--only",
         default="",
-        help="comma-separated: create,exec,api,bytes,live,standby,fork,files,cold",
+        help="comma-separated: create,exec,api,bytes,live,standby,fork,files,cold,gateway",
     )
     a.add_argument(
         "--cold", type=int, default=2000, help="how many sandboxes in cold standby"
@@ -368,6 +425,7 @@ def main() -> int:
         "fork": lambda: bench_fork(max(3, args.rounds // 5), args.data),
         "files": lambda: bench_files(args.rounds),
         "cold": lambda: bench_cold(args.cold, args.data),
+        "gateway": lambda: bench_gateway(2000),
     }
     only = [s for s in args.only.split(",") if s] or list(all_)
     results: dict[str, Any] = {

@@ -52,15 +52,18 @@ type ServeConfig struct {
 	GuestPath string
 	Node      string // name of this node; "" = host name
 	StateKeys string // file with the keys state is encrypted with; "" = state.keys in Data, if there
-	NoBase    bool   // do not make the base image when it is missing
-	LogLevel  string // debug, info, warn, error
+	// GatewayDomain is below what ports have their hosts; "" = only the path form.
+	GatewayDomain string
+	SSH           string // host:port of the SSH server; "" = none
+	NoBase        bool   // do not make the base image when it is missing
+	LogLevel      string // debug, info, warn, error
+	LogJSON       bool
 
 	TLSCert, TLSKey string        // files; both or neither
 	TLSSelf         bool          // with an authority in Data/tls
 	TLSACME         string        // domain to get certificates for
 	QueueWait       time.Duration // how long a create waits on a full node
 	AuditRetention  time.Duration
-	LogJSON         bool
 }
 
 // ExitError ends the process with a code. A command that has printed all there
@@ -195,6 +198,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 
 	root.AddGroup(
 		&cobra.Group{ID: "sandbox", Title: "Sandboxes:"},
+		&cobra.Group{ID: "reach", Title: "Reaching in:"},
 		&cobra.Group{ID: "state", Title: "Snapshots, templates and volumes:"},
 		&cobra.Group{ID: "admin", Title: "Images, keys and tenants:"},
 		&cobra.Group{ID: "server", Title: "This machine:"},
@@ -207,6 +211,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 	}
 	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
 		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.rmCmd())
+	add("reach", a.urlCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
 	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
 	add("admin", a.imageCmd(), a.keyCmd(), a.tenantCmd(), a.auditCmd())
 	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.infoCmd(), a.versionCmd())

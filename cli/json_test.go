@@ -29,7 +29,7 @@ func TestTheDocumentedJSONIsTheJSON(t *testing.T) {
 		"volume": {volumeJSON{}, holderJSON{}}, "file": {fileJSON{}},
 		"end": {endJSON{}}, "processes": {psJSON{}, processJSON{}, taskJSON{}}, "detached": {detachedJSON{}},
 		"stats": {statsJSON{}}, "image": {imageJSON{}}, "prune": {pruneJSON{}}, "key": {keyJSON{}}, "tenant": {tenantJSON{}, quotaJSON{}}, "audit": {auditJSON{}}, "info": {infoJSON{}, capacityJSON{}},
-		"check": {doctor.Result{}}, "version": {versionJSON{}},
+		"check": {doctor.Result{}}, "version": {versionJSON{}}, "port": {portJSON{}},
 	} {
 		body, ok := sections[section]
 		if !ok {

@@ -60,6 +60,8 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs.StringVar(&c.TLSACME, "tls-acme", "", "domain to get certificates for from Let's Encrypt; port 443 of it must lead here")
 	fs.DurationVar(&c.QueueWait, "queue-wait", 2*time.Second, "how long a create waits for room on a full node, in turn between tenants; 0 = not at all")
 	fs.DurationVar(&c.AuditRetention, "audit-retention", 90*24*time.Hour, "how long the audit log is kept")
+	fs.StringVar(&c.GatewayDomain, "gateway-domain", a.Getenv("COVE_GATEWAY_DOMAIN"), "domain of ports, as http://PORT-SANDBOX.DOMAIN ($COVE_GATEWAY_DOMAIN; https://DOMAIN behind a TLS proxy; default: only /p/SANDBOX/PORT/)")
+	fs.StringVar(&c.SSH, "ssh", a.Getenv("COVE_SSH"), "address of an SSH server for sandboxes, like 127.0.0.1:7722 ($COVE_SSH; default: none)")
 	fs.BoolVar(&c.NoBase, "no-base", false, "do not make the base image when it is missing")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.BoolVar(&c.LogJSON, "log-json", false, "log as JSON")

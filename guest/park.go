@@ -162,7 +162,7 @@ func hangUp(nc net.Conn) {
 // endless requests run until something happens inside.
 func endless(op string) bool {
 	switch op {
-	case wire.OpStart, wire.OpAttach, wire.OpWait, wire.OpWaitInit, wire.OpWatch:
+	case wire.OpStart, wire.OpAttach, wire.OpWait, wire.OpWaitInit, wire.OpWatch, wire.OpConnect:
 		return true
 	}
 	return false

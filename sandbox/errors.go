@@ -58,12 +58,27 @@ var (
 	ErrInternal        = &Error{Class: Internal}
 )
 
+// Reason is one case of a class that callers act on differently. Stable like a
+// class; most errors have none.
+type Reason string
+
+const (
+	PortClosed Reason = "port_closed" // of Precondition: nothing inside listens on the port
+	Asleep     Reason = "asleep"      // of Precondition: on standby, and the caller would not have it woken
+)
+
+var (
+	ErrPortClosed = &Error{Class: Precondition, Reason: PortClosed}
+	ErrAsleep     = &Error{Class: Precondition, Reason: Asleep}
+)
+
 // Error says what class of thing went wrong, in which operation, and the way
 // out. It is immutable once returned.
 type Error struct {
 	Class      Class         `json:"class"`
-	Op         string        `json:"op,omitempty"`    // e.g. "sandbox.create"
-	Field      string        `json:"field,omitempty"` // for Invalid: the request field
+	Op         string        `json:"op,omitempty"`     // e.g. "sandbox.create"
+	Field      string        `json:"field,omitempty"`  // for Invalid: the request field
+	Reason     Reason        `json:"reason,omitempty"` // which of the things a class covers, where callers must tell
 	Msg        string        `json:"msg,omitempty"`
 	Hint       string        `json:"hint,omitempty"` // what the user can do about it
 	RetryAfter time.Duration `json:"retry_after,omitempty"`
@@ -94,10 +109,10 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is matches a sentinel (an Error with only a class) by class.
+// Is matches a sentinel (an Error with only a class, or a class and a reason).
 func (e *Error) Is(target error) bool {
 	t, ok := target.(*Error)
-	return ok && t.Class == e.Class && t.Op == "" && t.Msg == "" && t.Field == "" && t.Err == nil
+	return ok && t.Class == e.Class && (t.Reason == "" || t.Reason == e.Reason) && t.Op == "" && t.Msg == "" && t.Field == "" && t.Err == nil
 }
 
 // ClassOf is the class of the outermost *Error in err's chain, Internal for

@@ -52,6 +52,8 @@ type Sandbox struct {
 	End       *End      `json:"end,omitempty"`       // set once, when State is ended
 	Lineage   Lineage   `json:"lineage,omitzero"`    // what it came from, or the snapshot last taken of it
 	Standby   Standby   `json:"standby,omitempty"`   // as the node says now
+
+	PublicPorts []int `json:"public_ports,omitempty"` // sorted; what the gateway shows to anyone
 }
 
 // Stats is what a sandbox uses now, seen from the host: code inside cannot

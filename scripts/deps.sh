@@ -16,6 +16,7 @@ test=(
   "command -v git|git"
   "command -v curl|curl"
   "command -v tmux|tmux"
+  "command -v ssh && command -v sftp && command -v scp|openssh-client"
 )
 bench=(
   "command -v runc|runc"

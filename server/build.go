@@ -23,11 +23,6 @@ const (
 	// tailBytes of the start command's output go into the error of a build that
 	// failed.
 	tailBytes = 2 << 10
-	// A readiness check is cheap at first, when most services come up, and rare
-	// later.
-	firstLook, longestLook = 20 * time.Millisecond, 500 * time.Millisecond
-	// maxSockets bounds what is read of the table of sockets: some 7,000.
-	maxSockets = 1 << 20
 )
 
 // build is one making of a template's version.
@@ -158,7 +153,7 @@ func (b *build) prepare(ctx context.Context, id string) error {
 		if err := b.step("ready"); err != nil {
 			return err
 		}
-		return b.await(ctx, g, ended)
+		return readiness{b.tpl.Ready, "ready-"}.await(ctx, g, ended)
 	})
 }
 
@@ -200,94 +195,6 @@ func (b *build) follow(ctx context.Context, g Guest, started chan struct{}) erro
 		return &sandbox.Error{Class: sandbox.Precondition, Field: "start", Msg: "the start command " + end.String() + " before the template was ready"}
 	}
 	return nil
-}
-
-// await looks until the template is ready, fails or runs out of time.
-func (b *build) await(ctx context.Context, g Guest, ended <-chan error) error {
-	for pause, n := firstLook, 1; ; n++ {
-		ok, err := b.isReady(ctx, g, n)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err != nil {
-			return err
-		}
-		if ok {
-			select {
-			case err := <-ended: // what failed just now is not ready, whatever answered the check
-				return err
-			default:
-				return nil
-			}
-		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case err := <-ended:
-			timer.Stop()
-			if err != nil {
-				return cmpErr(err, ctx)
-			}
-			ended = nil // it ended well; what it left running may still become ready
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		}
-		pause = min(longestLook, pause*3/2)
-	}
-}
-
-func (b *build) isReady(ctx context.Context, g Guest, n int) (bool, error) {
-	switch {
-	case b.tpl.Ready.Command != "":
-		ok := false
-		spec := sandbox.ProcessSpec{ExecID: fmt.Sprintf("ready-%d", n), Command: b.tpl.Ready.Command}
-		err := g.Start(ctx, spec, 0, func(ev sandbox.ProcessEvent) error {
-			ok = ok || ev.End != nil && ev.End.Cause == sandbox.Exited && ev.End.ExitCode == 0
-			return nil
-		})
-		return ok, err
-	case b.tpl.Ready.Port != 0:
-		return listens(ctx, g, b.tpl.Ready.Port)
-	}
-	return true, nil
-}
-
-// listens says whether something inside accepts connections on a TCP port. It
-// reads the kernel's own table: an image need not hold a program that could
-// try. Init's, because /proc/net is that of whoever reads, and the guest is no
-// process of the container: to it there is none.
-func listens(ctx context.Context, g Guest, port int) (bool, error) {
-	var missing error
-	for _, table := range []string{"/proc/1/net/tcp6", "/proc/1/net/tcp"} {
-		data, _, err := g.ReadFile(ctx, table, 0, maxSockets)
-		missing = err
-		switch {
-		case errors.Is(err, sandbox.ErrNotFound): // a kernel without IPv6 has only the other
-		case err != nil:
-			return false, err
-		case hasListener(string(data), port):
-			return true, nil
-		}
-	}
-	return false, missing // waiting for a port nobody can see would be for nothing
-}
-
-// hasListener reads a table like
-//
-//	sl  local_address rem_address   st …
-//	 0: 00000000:1F90 00000000:0000 0A …
-//
-// where 0A is a listening socket and the port is hexadecimal.
-func hasListener(table string, port int) bool {
-	want := fmt.Sprintf(":%04X", port)
-	for line := range strings.Lines(table) {
-		f := strings.Fields(line)
-		if len(f) > 3 && f[3] == "0A" && strings.HasSuffix(f[1], want) {
-			return true
-		}
-	}
-	return false
 }
 
 // freeze takes the snapshot that is the version, stops the sandbox with it, and

@@ -5,8 +5,10 @@ import (
 	"context"
 	"io"
 	"maps"
+	"net"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -146,6 +148,21 @@ func (n *fakeNode) Guest(ctx context.Context, id string) (Guest, func(), error) 
 	n.held++
 	delete(n.standby, id) // a call wakes it
 	return g, sync.OnceFunc(func() { n.mu.Lock(); n.held--; n.mu.Unlock() }), nil
+}
+
+// Dial reaches this machine's own loopback, where tests have their servers.
+func (n *fakeNode) Dial(ctx context.Context, id string, port int) (net.Conn, func(), error) {
+	_, release, err := n.Guest(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		release()
+		return nil, nil, &sandbox.Error{Class: sandbox.Precondition, Reason: sandbox.PortClosed, Err: err}
+	}
+	return c, release, nil
 }
 
 func (n *fakeNode) Live(ctx context.Context) (out []sandbox.Sandbox, err error) {

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"io"
+	"net"
 	"os"
 	"sync"
 	"time"
@@ -132,6 +133,13 @@ func (g *guard) Reset(ctx context.Context, id string) (int64, time.Duration, err
 		return 0, 0, err
 	}
 	return g.node.Reset(ctx, id)
+}
+
+func (g *guard) Dial(ctx context.Context, id string, port int) (net.Conn, func(), error) {
+	if err := g.may(ctx, id); err != nil {
+		return nil, nil, err
+	}
+	return g.node.Dial(ctx, id, port)
 }
 
 func (g *guard) Kill(ctx context.Context, id string, end sandbox.End) error {

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"io"
+	"net"
 	"os"
 	"time"
 
@@ -30,6 +31,9 @@ type Node interface {
 	// Guest returns the machine inside, marks the sandbox active until release
 	// is called, and fails with sandbox.ErrEnded or ErrNotFound.
 	Guest(ctx context.Context, id string) (g Guest, release func(), err error)
+	// Dial opens a byte stream to a TCP port inside and marks the sandbox active
+	// until release is called. sandbox.ErrPortClosed if nothing listens there.
+	Dial(ctx context.Context, id string, port int) (c net.Conn, release func(), err error)
 	// Bulk moves content between a host descriptor and the sandbox.
 	Bulk(ctx context.Context, id string, op guest.BulkOp, stdin, stdout *os.File) error
 

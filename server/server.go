@@ -21,6 +21,9 @@ type Config struct {
 	Logger  *slog.Logger
 	Version string
 
+	Ports PortGate  // what shows ports to the outside; nil = nothing does
+	SSH   SSHSigner // nil = there is no SSH server
+
 	Clock func() time.Time // time.Now
 	Rand  io.Reader        // crypto/rand.Reader
 

@@ -55,6 +55,7 @@ type Client struct {
 	Templates covev1.TemplatesClient
 	Volumes   covev1.VolumesClient
 	Tenants   covev1.TenantsClient
+	Ports     covev1.PortsClient
 
 	url, key, agent string
 	rpc, bulk       *http.Client
@@ -93,6 +94,7 @@ func NewClient(url, key string, opts Options) *Client {
 	c.Templates = covev1.NewTemplatesClient(c.rpc, c.url, o)
 	c.Volumes = covev1.NewVolumesClient(c.rpc, c.url, o)
 	c.Tenants = covev1.NewTenantsClient(c.rpc, c.url, o)
+	c.Ports = covev1.NewPortsClient(c.rpc, c.url, o)
 	return c
 }
 

@@ -88,6 +88,7 @@ func ToConnect(err error) *connect.Error {
 		Op:           utf8String(e.Op),
 		Field:        utf8String(e.Field),
 		Hint:         utf8String(e.Hint),
+		Reason:       string(e.Reason),
 		RetryAfterMs: e.RetryAfter.Milliseconds(),
 	})
 	if derr == nil {
@@ -149,7 +150,7 @@ func FromConnect(err error) error {
 			if ed.Code != "" {
 				out.Class = sandbox.Class(ed.Code)
 			}
-			out.Op, out.Field, out.Hint = ed.Op, ed.Field, ed.Hint
+			out.Op, out.Field, out.Hint, out.Reason = ed.Op, ed.Field, ed.Hint, sandbox.Reason(ed.Reason)
 			out.RetryAfter = time.Duration(ed.RetryAfterMs) * time.Millisecond
 			out.Msg = strings.TrimPrefix(out.Msg, ed.Field+": ")
 			return out

@@ -182,6 +182,9 @@ func Sandbox(s sandbox.Sandbox) *covev1.Sandbox {
 		Ancestors: s.Lineage.Ancestors,
 		Standby:   string(s.Standby),
 	}
+	for _, port := range s.PublicPorts {
+		p.PublicPorts = append(p.PublicPorts, int32(port))
+	}
 	if s.End != nil {
 		p.End = End(*s.End)
 	}
@@ -209,6 +212,9 @@ func SandboxFrom(p *covev1.Sandbox) (sandbox.Sandbox, error) {
 		ExpiresAt: TimeFrom(p.ExpiresAt),
 		Lineage:   sandbox.Lineage{Parent: p.Parent, Ancestors: p.Ancestors},
 		Standby:   sandbox.Standby(p.Standby),
+	}
+	for _, port := range p.PublicPorts {
+		s.PublicPorts = append(s.PublicPorts, int(port))
 	}
 	if p.End != nil {
 		e := EndFrom(p.End)

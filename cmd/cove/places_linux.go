@@ -26,6 +26,8 @@ import (
 //	key       the first API key, mode 0600
 //	url       where the server of this directory listens or listened last
 //	pid       of the running server
+//	ssh_ca.key, ssh_host.key  of the SSH server, if there is one; mode 0600
+//	gateway.key  what tokens for ports are signed with, mode 0600
 //	cove.db   sandboxes, ends, names of images, hashes of keys
 //	images/   content, shared by every sandbox
 //	node/     the journal and the lock

@@ -16,6 +16,8 @@ import (
 
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/cli/doctor"
+	"github.com/cove-sandbox/cove/gateway"
+	"github.com/cove-sandbox/cove/gateway/sshd"
 	"github.com/cove-sandbox/cove/image"
 	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -102,8 +104,21 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer closing(&err, "node", n.Close)
 
-	srv, err := server.New(server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version,
-		QueueWait: c.QueueWait, AuditRetention: c.AuditRetention})
+	gate, err := openGate(c, at, ln)
+	if err != nil {
+		return err
+	}
+	conf := server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Ports: gate,
+		QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
+	signer, err := openSSH(c, at)
+	if err != nil {
+		return err
+	}
+	if signer != nil {
+		defer signer.ln.Close()
+		conf.SSH = signer
+	}
+	srv, err := server.New(conf)
 	if err != nil {
 		return err
 	}
@@ -124,7 +139,18 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 		wg.Go(func() { ensureBase(work, c, db, library, log) })
 	}
 
-	web := server.HTTPServer(srv.Handler())
+	ports := gateway.New(gateway.Config{Backend: srv.Reach(), Tokens: gate.tokens, Domain: gate.domain, Logger: log})
+	defer ports.Close()
+	if signer != nil {
+		shell := sshd.New(sshd.Config{Authority: signer.Authority, Backend: sshBackend{srv.Reach()}, SFTP: sftpProgram(driver), Logger: log})
+		defer shell.Close()
+		wg.Go(func() {
+			if err := shell.Serve(signer.ln); err != nil {
+				log.Error("the SSH server ended", "err", err)
+			}
+		})
+	}
+	web := server.HTTPServer(ports.Wrap(srv.Handler()))
 	web.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	served := make(chan error, 1)
 	url := localURL(ln.Addr())

@@ -250,6 +250,8 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 		return s.reply(res, nil)
 	case wire.OpWatch:
 		return s.watch(ep, r)
+	case wire.OpConnect:
+		return s.connect(ep, r)
 	case wire.OpMount:
 		return s.reply(wire.Res{}, ep.mount(r))
 	}

@@ -12,6 +12,9 @@
 //	agent → client  Credit    content taken, while the request has more than a Window of it
 //	agent → client  Data, Started, Output, Lost, Change … then Reply, Error or End
 //
+// Connect is the exception: after its Reply both sides send Data, Credit and
+// Shut ([Stream]) until the connection ends.
+//
 // The window is there for gVisor's port forward, which carries these bytes: what
 // does not fit the send buffer of its TCP end, 1 MiB, it drops in the middle of
 // the stream (runsc/boot/portforward, doCopy ignores short writes). The other
@@ -52,6 +55,7 @@ const (
 	End
 	Change
 	Credit
+	Shut
 )
 
 const (
@@ -92,6 +96,8 @@ type Req struct {
 	ExecID string               `json:"exec_id,omitempty"`
 	Signal string               `json:"signal,omitempty"`
 	Size   *sandbox.TermSize    `json:"size,omitempty"`
+
+	Port int `json:"port,omitempty"` // connect
 
 	Path   string                `json:"path,omitempty"`
 	To     string                `json:"to,omitempty"`
@@ -150,6 +156,7 @@ const (
 	OpChmod      = "chmod"
 	OpChown      = "chown"
 	OpWatch      = "watch"
+	OpConnect    = "connect"
 )
 
 // Conn frames a connection. One goroutine may read while another writes.

@@ -56,6 +56,7 @@ type Driver struct {
 	conf    *config.Config // as the sentry boots; treated as immutable
 	start   *config.Config // as StartRoot sees it: loopback only, see newConf
 	guestfs string         // EROFS with the guest binary
+	sftp    bool           // and with cove-sftp
 	build   build          // what checkpoints made here depend on
 	groups  cgroups
 	log     *slog.Logger
@@ -107,6 +108,8 @@ func Open(ctx context.Context, c Config) (*Driver, error) {
 	if d.guestfs, err = buildGuestFS(ctx, dir, c.GuestPath); err != nil {
 		return nil, err
 	}
+	_, serr := os.Stat(filepath.Join(filepath.Dir(c.GuestPath), sftpBinary))
+	d.sftp = serr == nil
 	if d.build, err = thisBuild(c.RunscPath, filepath.Base(d.guestfs)); err != nil {
 		return nil, sandbox.Errorf(sandbox.Precondition, op, "%w", err)
 	}
@@ -114,6 +117,15 @@ func Open(ctx context.Context, c Config) (*Driver, error) {
 }
 
 func (d *Driver) Name() string { return driverName }
+
+// SFTP is the program that speaks sftp on stdin and stdout, as processes of a
+// user's container reach it; nil where the driver was given none.
+func (d *Driver) SFTP() []string {
+	if !d.sftp {
+		return nil
+	}
+	return []string{guestMount + sftpBinary}
+}
 
 func (d *Driver) Capabilities() runtime.Capabilities {
 	return runtime.Capabilities{Isolated: true, Limits: true, Adopt: true,

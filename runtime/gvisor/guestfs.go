@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +20,7 @@ import (
 const (
 	guestBinary = "/cove-guest"
 	initBinary  = "/init"
+	sftpBinary  = "/cove-sftp"
 	// Below /dev, a file system that is fresh with every container: a mount
 	// point there leaves no trace in the writable layer.
 	guestMount = "/dev/.cove"
@@ -31,7 +34,8 @@ func initArgs() []string {
 	return []string{guestMount + initBinary, "init"}
 }
 
-// buildGuestFS makes the EROFS with the guest binary, once per content.
+// buildGuestFS makes the EROFS with the guest binary, once per content. What lies
+// beside that as cove-sftp goes with it, for SSH.
 func buildGuestFS(ctx context.Context, dir, guest string) (string, error) {
 	const op = "gvisor.guestfs"
 	f, err := os.Open(guest)
@@ -45,6 +49,11 @@ func buildGuestFS(ctx context.Context, dir, guest string) (string, error) {
 	if _, err := io.Copy(h, f); err != nil {
 		return "", sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
 	}
+	sftp, err := readSFTP(guest)
+	if err != nil {
+		return "", sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
+	}
+	h.Write(sftp)
 	out := filepath.Join(dir, "guest-"+hex.EncodeToString(h.Sum(nil))[:16]+".erofs")
 	if _, err := os.Stat(out); err == nil {
 		return out, nil
@@ -83,6 +92,11 @@ func buildGuestFS(ctx context.Context, dir, guest string) (string, error) {
 			return "", sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
 		}
 	}
+	if sftp != nil {
+		if err := os.WriteFile(filepath.Join(root, sftpBinary), sftp, 0o755); err != nil {
+			return "", sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
+		}
+	}
 	img := filepath.Join(tmp, "guest.erofs")
 	// noinline_data: with inlined tails execve fails in gVisor ("bad address").
 	cmd := exec.CommandContext(ctx, "mkfs.erofs", "-E", "noinline_data", "-T", "0", img, root)
@@ -93,4 +107,13 @@ func buildGuestFS(ctx context.Context, dir, guest string) (string, error) {
 		return "", sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
 	}
 	return out, nil
+}
+
+// readSFTP is the program beside the guest; nil where there is none.
+func readSFTP(guest string) ([]byte, error) {
+	b, err := os.ReadFile(filepath.Join(filepath.Dir(guest), sftpBinary))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
 }

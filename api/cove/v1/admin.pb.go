@@ -1537,6 +1537,7 @@ type ErrorDetail struct {
 	Field         string                 `protobuf:"bytes,3,opt,name=field,proto3" json:"field,omitempty"`
 	Hint          string                 `protobuf:"bytes,4,opt,name=hint,proto3" json:"hint,omitempty"`
 	RetryAfterMs  int64                  `protobuf:"varint,5,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"` // which case of the code, where callers must tell: "port_closed", "asleep"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1604,6 +1605,13 @@ func (x *ErrorDetail) GetRetryAfterMs() int64 {
 		return x.RetryAfterMs
 	}
 	return 0
+}
+
+func (x *ErrorDetail) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 var File_cove_v1_admin_proto protoreflect.FileDescriptor
@@ -1720,13 +1728,14 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\tsandboxes\x18\x01 \x01(\x03R\tsandboxes\x12\x10\n" +
 	"\x03cpu\x18\x02 \x01(\x01R\x03cpu\x12\x16\n" +
 	"\x06memory\x18\x03 \x01(\x03R\x06memory\x12\x12\n" +
-	"\x04disk\x18\x04 \x01(\x03R\x04disk\"\x81\x01\n" +
+	"\x04disk\x18\x04 \x01(\x03R\x04disk\"\x99\x01\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x0e\n" +
 	"\x02op\x18\x02 \x01(\tR\x02op\x12\x14\n" +
 	"\x05field\x18\x03 \x01(\tR\x05field\x12\x12\n" +
 	"\x04hint\x18\x04 \x01(\tR\x04hint\x12$\n" +
-	"\x0eretry_after_ms\x18\x05 \x01(\x03R\fretryAfterMs2\x8b\x02\n" +
+	"\x0eretry_after_ms\x18\x05 \x01(\x03R\fretryAfterMs\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason2\x8b\x02\n" +
 	"\x04Keys\x12?\n" +
 	"\x06Create\x12\x19.cove.v1.CreateKeyRequest\x1a\x1a.cove.v1.CreateKeyResponse\x12@\n" +
 	"\x04List\x12\x18.cove.v1.ListKeysRequest\x1a\x19.cove.v1.ListKeysResponse\"\x03\x90\x02\x01\x12?\n" +

@@ -426,10 +426,11 @@ type Sandbox struct {
 	Episode       int64                  `protobuf:"varint,6,opt,name=episode,proto3" json:"episode,omitempty"` // 1 after creation, +1 per reset
 	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
-	End           *End                   `protobuf:"bytes,9,opt,name=end,proto3" json:"end,omitempty"`              // only when ended
-	Parent        string                 `protobuf:"bytes,10,opt,name=parent,proto3" json:"parent,omitempty"`       // what it came from, or the snapshot last taken of it; "" = an image
-	Ancestors     []string               `protobuf:"bytes,11,rep,name=ancestors,proto3" json:"ancestors,omitempty"` // parent first
-	Standby       string                 `protobuf:"bytes,12,opt,name=standby,proto3" json:"standby,omitempty"`     // "" awake, "hot" frozen in memory, "cold" on disk
+	End           *End                   `protobuf:"bytes,9,opt,name=end,proto3" json:"end,omitempty"`                                             // only when ended
+	Parent        string                 `protobuf:"bytes,10,opt,name=parent,proto3" json:"parent,omitempty"`                                      // what it came from, or the snapshot last taken of it; "" = an image
+	Ancestors     []string               `protobuf:"bytes,11,rep,name=ancestors,proto3" json:"ancestors,omitempty"`                                // parent first
+	Standby       string                 `protobuf:"bytes,12,opt,name=standby,proto3" json:"standby,omitempty"`                                    // "" awake, "hot" frozen in memory, "cold" on disk
+	PublicPorts   []int32                `protobuf:"varint,13,rep,packed,name=public_ports,json=publicPorts,proto3" json:"public_ports,omitempty"` // the gateway shows without a token; see Ports.Set
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -546,6 +547,13 @@ func (x *Sandbox) GetStandby() string {
 		return x.Standby
 	}
 	return ""
+}
+
+func (x *Sandbox) GetPublicPorts() []int32 {
+	if x != nil {
+		return x.PublicPorts
+	}
+	return nil
 }
 
 type CreateSandboxRequest struct {
@@ -2066,7 +2074,7 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\texit_code\x18\x02 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06signal\x18\x03 \x01(\tR\x06signal\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12*\n" +
-	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x9f\x03\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xc2\x03\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x04spec\x18\x02 \x01(\v2\x14.cove.v1.SandboxSpecR\x04spec\x12\x19\n" +
@@ -2082,7 +2090,8 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x06parent\x18\n" +
 	" \x01(\tR\x06parent\x12\x1c\n" +
 	"\tancestors\x18\v \x03(\tR\tancestors\x12\x18\n" +
-	"\astandby\x18\f \x01(\tR\astandby\"i\n" +
+	"\astandby\x18\f \x01(\tR\astandby\x12!\n" +
+	"\fpublic_ports\x18\r \x03(\x05R\vpublicPorts\"i\n" +
 	"\x14CreateSandboxRequest\x12(\n" +
 	"\x04spec\x18\x01 \x01(\v2\x14.cove.v1.SandboxSpecR\x04spec\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\"\x95\x01\n" +

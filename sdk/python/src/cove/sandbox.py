@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union, cast
 
-from . import _calls, _state_calls
+from . import _calls, _port_calls, _state_calls
 from ._calls import Command, Created
 from ._session import ProcessSession
 from ._stdin import AsyncStdin, Stdin, split
@@ -327,6 +327,22 @@ class Sandbox(_SandboxState):
         """Wake it; it runs when this returns."""
         return self._created(self._client.call(_state_calls.resume(self.id)))
 
+    def url(self, port: int, *, ttl: Optional[Seconds] = None) -> str:
+        """Where a port is reached from outside, with a token that opens it for ttl seconds (default: an hour)."""
+        return _port_calls.whole(self._client.url, self._client.call(_port_calls.url(self.id, port, ttl)))
+
+    def set_public(self, port: int, public: bool = True) -> None:
+        """Let anyone who knows its address reach a port, without a token; or no longer."""
+        self._client.call(_port_calls.set_public(self.id, port, public))
+
+    def wait_port(self, port: int, timeout: Seconds = 60) -> None:
+        """Return when something inside listens on a port; DeadlineExceeded after timeout seconds."""
+        self._client.call(_port_calls.wait_ready(self.id, port=port, command=None, timeout=timeout))
+
+    def wait_command(self, command: str, timeout: Seconds = 60) -> None:
+        """Return when a shell command inside has exited with 0; DeadlineExceeded after timeout seconds."""
+        self._client.call(_port_calls.wait_ready(self.id, port=None, command=command, timeout=timeout))
+
     def tree(self) -> Tree:
         """Every snapshot and sandbox it hangs together with; print() draws it."""
         return self._client.call(_state_calls.tree(self.id))
@@ -578,6 +594,22 @@ class AsyncSandbox(_SandboxState):
     async def resume(self) -> SandboxInfo:
         """Wake it; it runs when this returns."""
         return self._created(await self._client.call(_state_calls.resume(self.id)))
+
+    async def url(self, port: int, *, ttl: Optional[Seconds] = None) -> str:
+        """Where a port is reached from outside, with a token that opens it for ttl seconds (default: an hour)."""
+        return _port_calls.whole(self._client.url, await self._client.call(_port_calls.url(self.id, port, ttl)))
+
+    async def set_public(self, port: int, public: bool = True) -> None:
+        """Let anyone who knows its address reach a port, without a token; or no longer."""
+        await self._client.call(_port_calls.set_public(self.id, port, public))
+
+    async def wait_port(self, port: int, timeout: Seconds = 60) -> None:
+        """Return when something inside listens on a port; DeadlineExceeded after timeout seconds."""
+        await self._client.call(_port_calls.wait_ready(self.id, port=port, command=None, timeout=timeout))
+
+    async def wait_command(self, command: str, timeout: Seconds = 60) -> None:
+        """Return when a shell command inside has exited with 0; DeadlineExceeded after timeout seconds."""
+        await self._client.call(_port_calls.wait_ready(self.id, port=None, command=command, timeout=timeout))
 
     async def tree(self) -> Tree:
         """Every snapshot and sandbox it hangs together with; print() draws it."""

@@ -1,0 +1,228 @@
+package sshd
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Machine is what a session needs of the machine inside.
+type Machine interface {
+	Start(ctx context.Context, spec sandbox.ProcessSpec, offset int64, sink func(sandbox.ProcessEvent) error) error
+	SendInput(ctx context.Context, execID string, data []byte) error
+	CloseInput(ctx context.Context, execID string) error
+	Signal(ctx context.Context, execID, signal string, processOnly bool) error
+	Resize(ctx context.Context, execID string, size sandbox.TermSize) error
+}
+
+// Backend is how the server comes into sandboxes.
+type Backend interface {
+	// Machine wakes a sandbox and keeps it active until release.
+	Machine(ctx context.Context, id string) (m Machine, release func(), err error)
+	// Dial opens a stream to a port inside.
+	Dial(ctx context.Context, id string, port int) (net.Conn, error)
+}
+
+// Config of a server. Authority and Backend are required.
+type Config struct {
+	Authority *Authority
+	Backend   Backend
+	SFTP      []string // program inside that speaks sftp; nil = none
+	Logger    *slog.Logger
+
+	MaxConns int // at once, in the handshake or logged in; 1024
+}
+
+const (
+	// loginTimeout bounds how long a stranger is listened to.
+	loginTimeout = 20 * time.Second
+	// maxChannels of one connection: editors open a handful, a browser over a
+	// forwarded port some dozens.
+	maxChannels = 256
+)
+
+// Server is safe for concurrent use.
+type Server struct {
+	cfg    Config
+	ssh    *ssh.ServerConfig
+	log    *slog.Logger
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu    sync.Mutex
+	conns int
+}
+
+// New makes a server.
+func New(cfg Config) *Server {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = 1024
+	}
+	s := &Server{cfg: cfg, ssh: cfg.Authority.config(), log: cfg.Logger}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// Serve accepts connections until Close. It closes ln.
+func (s *Server) Serve(ln net.Listener) error {
+	defer ln.Close()
+	defer context.AfterFunc(s.ctx, func() { ln.Close() })()
+	for {
+		c, err := ln.Accept()
+		if s.ctx.Err() != nil {
+			if err == nil {
+				c.Close()
+			}
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		if err != nil { // out of descriptors: the next may work
+			s.log.Warn("ssh accept", "err", err)
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		if !s.admit() {
+			c.Close()
+			continue
+		}
+		s.wg.Go(func() {
+			defer s.leave()
+			defer c.Close()
+			s.serve(c)
+		})
+	}
+}
+
+// Close ends every connection and waits for them.
+func (s *Server) Close() {
+	s.cancel()
+	s.wg.Wait()
+}
+
+func (s *Server) admit() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conns >= s.cfg.MaxConns || s.ctx.Err() != nil {
+		return false
+	}
+	s.conns++
+	return true
+}
+
+func (s *Server) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conns--
+}
+
+func (s *Server) serve(nc net.Conn) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { nc.Close() })()
+	_ = nc.SetDeadline(time.Now().Add(loginTimeout))
+	conn, chans, reqs, err := ssh.NewServerConn(nc, s.ssh)
+	if err != nil {
+		s.log.Debug("ssh login", "from", nc.RemoteAddr(), "err", err)
+		return
+	}
+	_ = nc.SetDeadline(time.Time{})
+	id := conn.User()
+	s.log.Info("ssh", "sandbox", id, "from", nc.RemoteAddr())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { // what a connection is asked: keepalives are answered, forwarding back refused
+		for r := range reqs {
+			if r.WantReply {
+				_ = r.Reply(r.Type == "keepalive@openssh.com", nil)
+			}
+		}
+	})
+	slots := make(chan struct{}, maxChannels)
+	for nch := range chans {
+		select {
+		case slots <- struct{}{}:
+		default:
+			_ = nch.Reject(ssh.ResourceShortage, "too many channels")
+			continue
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			switch nch.ChannelType() {
+			case "session":
+				s.session(ctx, id, nch)
+			case "direct-tcpip":
+				s.forward(ctx, id, nch)
+			default:
+				_ = nch.Reject(ssh.UnknownChannelType, "session and direct-tcpip are served")
+			}
+		})
+	}
+}
+
+// forward joins a channel with a port of the sandbox. The host that the client
+// names must mean the sandbox itself.
+func (s *Server) forward(ctx context.Context, id string, nch ssh.NewChannel) {
+	var to struct {
+		Host       string
+		Port       uint32
+		OriginHost string
+		OriginPort uint32
+	}
+	if err := ssh.Unmarshal(nch.ExtraData(), &to); err != nil {
+		_ = nch.Reject(ssh.ConnectionFailed, "not understood")
+		return
+	}
+	if ip := net.ParseIP(to.Host); to.Host != "localhost" && to.Host != id && (ip == nil || !ip.IsLoopback() && !ip.IsUnspecified()) {
+		_ = nch.Reject(ssh.Prohibited, "only ports of the sandbox itself are reached: localhost:PORT")
+		return
+	}
+	if to.Port < 1 || to.Port > 65535 {
+		_ = nch.Reject(ssh.ConnectionFailed, "no such port")
+		return
+	}
+	_, release, err := s.cfg.Backend.Machine(ctx, id)
+	if err != nil {
+		_ = nch.Reject(ssh.ConnectionFailed, plain(err))
+		return
+	}
+	defer release()
+	c, err := s.cfg.Backend.Dial(ctx, id, int(to.Port))
+	if err != nil {
+		_ = nch.Reject(ssh.ConnectionFailed, plain(err))
+		return
+	}
+	defer c.Close()
+	ch, reqs, err := nch.Accept()
+	if err != nil {
+		return
+	}
+	defer ch.Close()
+	go ssh.DiscardRequests(reqs) // ends with the channel
+	defer context.AfterFunc(ctx, func() { c.Close(); ch.Close() })()
+	join(ch, c)
+}
+
+// plain is an error as a person at a terminal is told it.
+func plain(err error) string {
+	var e *sandbox.Error
+	if !errors.As(err, &e) {
+		return "the sandbox cannot be reached"
+	}
+	c := *e
+	c.Op = ""
+	return c.Error()
+}

@@ -1,0 +1,57 @@
+"""Reaching in: addresses of ports and readiness."""
+
+from __future__ import annotations
+
+import pytest
+
+import cove
+
+from .conftest import Api
+from .fake_cove import Fail, sandbox_json
+
+
+def _box(api: Api):  # type: ignore[no-untyped-def]
+    api.server.on("Sandboxes/Create", {"sandbox": sandbox_json()})
+    return api.Sandbox.create(client=api.client)
+
+
+def test_url_joins_a_path_with_the_servers_own(api: Api) -> None:
+    sb = _box(api)
+    api.server.on("Ports/Url", {"url": f"/p/{sb.id}/80/", "token": "covep_x"})
+    assert sb.url(80) == f"{api.client.url}/p/{sb.id}/80/?cove_token=covep_x"
+    assert api.server.sent("Ports/Url")[-1].message == {"sandboxId": sb.id, "port": 80}
+    sb.url(80, ttl=600)
+    assert api.server.sent("Ports/Url")[-1].message["ttl"] == "600s"
+
+
+def test_url_of_a_domain_and_of_a_public_port(api: Api) -> None:
+    sb = _box(api)
+    api.server.on("Ports/Url", {"url": "https://80-x.cove.test/", "token": "covep_x", "public": True})
+    assert sb.url(80) == "https://80-x.cove.test/"
+    api.server.on("Ports/Set", {"sandbox": sandbox_json()})
+    sb.set_public(80)
+    assert api.server.sent("Ports/Set")[-1].message == {"sandboxId": sb.id, "port": 80, "public": True}
+
+
+def test_wait(api: Api) -> None:
+    sb = _box(api)
+    api.server.on("Ports/WaitReady", {"waited": "1s"})
+    sb.wait_port(80, timeout=5)
+    assert api.server.sent("Ports/WaitReady")[-1].message == {"sandboxId": sb.id, "timeout": "5s", "port": 80}
+    sb.wait_command("true")
+    assert api.server.sent("Ports/WaitReady")[-1].message == {"sandboxId": sb.id, "timeout": "60s", "command": "true"}
+
+
+@pytest.mark.parametrize("port", [0, 65536, True, "80"])
+def test_what_is_no_port_is_refused_here(api: Api, port: object) -> None:
+    sb = _box(api)
+    with pytest.raises(cove.InvalidArgument) as caught:
+        sb.wait_port(port)
+    assert caught.value.field == "port"
+
+
+def test_not_ready_in_time(api: Api) -> None:
+    sb = _box(api)
+    api.server.on("Ports/WaitReady", Fail("deadline_exceeded", "nothing listens"))
+    with pytest.raises(cove.DeadlineExceeded):
+        sb.wait_port(80)

@@ -1,0 +1,131 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+type testGate struct{}
+
+func (testGate) URL(id string, port int) string { return fmt.Sprintf("/p/%s/%d/", id, port) }
+func (testGate) Token(id string, port int, until time.Time) string {
+	return fmt.Sprintf("covep_%s-%d", id, port)
+}
+
+func TestPortURLAndPublic(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Ports = testGate{} })
+	sb := w.create(nil)
+	ports := w.client.Ports
+	url := func() *covev1.PortUrlResponse {
+		t.Helper()
+		r, err := ports.Url(t.Context(), connect.NewRequest(&covev1.PortUrlRequest{SandboxId: sb.Id, Port: 80}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Msg
+	}
+	if u := url(); u.Public || w.client.PortURL(u) != w.url+"/p/"+sb.Id+"/80/?cove_token=covep_"+sb.Id+"-80" {
+		t.Errorf("%v", u)
+	}
+	for _, step := range []struct {
+		port   int32
+		public bool
+		want   []int32
+	}{{90, true, []int32{90}}, {80, true, []int32{80, 90}}, {80, true, []int32{80, 90}}, {90, false, []int32{80}}, {7, false, []int32{80}}} {
+		r, err := ports.Set(t.Context(), connect.NewRequest(&covev1.SetPortRequest{SandboxId: sb.Id, Port: step.port, Public: step.public}))
+		if err != nil || !slices.Equal(r.Msg.Sandbox.PublicPorts, step.want) || !slices.Equal(w.get(sb.Id).PublicPorts, step.want) {
+			t.Errorf("%+v: %v %v", step, r, err)
+		}
+	}
+	if u := url(); !u.Public || w.client.PortURL(u) != w.url+"/p/"+sb.Id+"/80/" {
+		t.Errorf("%v", u)
+	}
+	reach := w.server.Reach()
+	for port, want := range map[int]bool{80: true, 90: false} {
+		if got, err := reach.Public(t.Context(), sb.Id, port); got != want || err != nil {
+			t.Errorf("port %d: %v %v", port, got, err)
+		}
+	}
+	if got, err := reach.Public(t.Context(), "nosuch", 80); got || err != nil {
+		t.Errorf("no sandbox: %v %v", got, err)
+	}
+	if err := reach.AllowKey(t.Context(), w.secret, sb.Id); err != nil {
+		t.Error(err)
+	}
+	if err := reach.AllowKey(t.Context(), w.secret[:len(w.secret)-1]+"_", sb.Id); !errors.Is(err, sandbox.ErrUnauthenticated) {
+		t.Error(err)
+	}
+	for _, port := range []int32{0, -1, 65536} {
+		if _, err := ports.Set(t.Context(), connect.NewRequest(&covev1.SetPortRequest{SandboxId: sb.Id, Port: port})); !errors.Is(err, sandbox.ErrInvalid) {
+			t.Errorf("port %d: %v", port, err)
+		}
+	}
+	if _, err := ports.Url(t.Context(), connect.NewRequest(&covev1.PortUrlRequest{SandboxId: sb.Id, Port: 80, Ttl: durationpb.New(48 * time.Hour)})); !errors.Is(err, sandbox.ErrInvalid) {
+		t.Errorf("two days: %v", err)
+	}
+	w.kill(sb.Id)
+	if _, err := ports.Url(t.Context(), connect.NewRequest(&covev1.PortUrlRequest{SandboxId: sb.Id, Port: 80})); !errors.Is(err, sandbox.ErrEnded) {
+		t.Errorf("ended: %v", err)
+	}
+	if _, err := ports.SignSsh(t.Context(), connect.NewRequest(&covev1.SignSshRequest{SandboxId: sb.Id})); !errors.Is(err, sandbox.ErrUnsupported) {
+		t.Errorf("no SSH here: %v", err)
+	}
+}
+
+func TestConnectPort(t *testing.T) {
+	w := newWorld(t)
+	sb := w.create(nil)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		b, _ := io.ReadAll(c) // to the end of the client's half
+		_, _ = c.Write(append([]byte("got "), b...))
+	}()
+	port := ln.Addr().(*net.TCPAddr).Port
+	s, err := w.client.ConnectPort(t.Context(), sb.Id, port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := io.WriteString(s, "this"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(s); err != nil || string(b) != "got this" {
+		t.Errorf("%q %v", b, err)
+	}
+	<-served
+	ln.Close()
+	if _, err := w.client.ConnectPort(t.Context(), sb.Id, port); !errors.Is(err, sandbox.ErrPortClosed) {
+		t.Errorf("nothing listens: %v", err)
+	}
+	if _, err := w.client.ConnectPort(t.Context(), "nosuch", port); !errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrPortClosed) {
+		t.Errorf("no sandbox: %v", err)
+	}
+	if _, err := w.client.ConnectPort(t.Context(), sb.Id, 0); !errors.Is(err, sandbox.ErrInvalid) {
+		t.Errorf("port 0: %v", err)
+	}
+}
