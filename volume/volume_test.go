@@ -195,7 +195,7 @@ func TestLife(t *testing.T) {
 	put(t, s, "data", "/a/b", "kept")
 	_, err := s.Create(t.Context(), "data", 64*mib)
 	expectClass(t, "a taken name", err, sandbox.AlreadyExists)
-	for _, bad := range []string{"", "-x", "A", "a/b", "../x", strings.Repeat("a", 64)} {
+	for _, bad := range []string{"", "-x", "A", "a/b", "../x", strings.Repeat("a", 128)} {
 		_, err := s.Create(t.Context(), bad, 64*mib)
 		expectClass(t, bad, err, sandbox.Invalid)
 	}
