@@ -78,12 +78,12 @@ func (s portService) Url(ctx context.Context, r *connect.Request[covev1.PortUrlR
 	if err != nil {
 		return nil, err
 	}
-	if s.cfg.Ports == nil {
-		return nil, &sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no gateway"}
-	}
 	sb, err := s.live(ctx, m.SandboxId)
 	if err != nil {
 		return nil, err
+	}
+	if s.cfg.Ports == nil {
+		return nil, &sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no gateway"}
 	}
 	port := int(m.Port)
 	until := s.cfg.Clock().Add(ttl).Truncate(time.Second)
@@ -161,12 +161,12 @@ func (s portService) SignSsh(ctx context.Context, r *connect.Request[covev1.Sign
 	if err != nil {
 		return nil, err
 	}
-	if s.cfg.SSH == nil {
-		return nil, (&sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no SSH"}).WithHint("'cove serve --ssh ADDRESS' turns it on")
-	}
 	sb, err := s.live(ctx, r.Msg.SandboxId)
 	if err != nil {
 		return nil, err
+	}
+	if s.cfg.SSH == nil {
+		return nil, (&sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no SSH"}).WithHint("'cove serve --ssh ADDRESS' turns it on")
 	}
 	until := s.cfg.Clock().Add(ttl).Truncate(time.Second)
 	cert, err := s.cfg.SSH.Sign(sb.ID, r.Msg.PublicKey, until)
@@ -189,6 +189,9 @@ func (s *Server) connectPort(w http.ResponseWriter, r *http.Request) error {
 	}
 	id := r.PathValue("id")
 	if err := firstError(validID("id", id), validPort(int32(port))); err != nil {
+		return err
+	}
+	if _, err := s.live(r.Context(), id); err != nil {
 		return err
 	}
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), tcpProtocol) {

@@ -74,12 +74,12 @@ func TestPortURLAndPublic(t *testing.T) {
 	if _, err := ports.Url(t.Context(), connect.NewRequest(&covev1.PortUrlRequest{SandboxId: sb.Id, Port: 80, Ttl: durationpb.New(48 * time.Hour)})); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("two days: %v", err)
 	}
+	if _, err := ports.SignSsh(t.Context(), connect.NewRequest(&covev1.SignSshRequest{SandboxId: sb.Id})); !errors.Is(err, sandbox.ErrUnsupported) {
+		t.Errorf("no SSH here: %v", err)
+	}
 	w.kill(sb.Id)
 	if _, err := ports.Url(t.Context(), connect.NewRequest(&covev1.PortUrlRequest{SandboxId: sb.Id, Port: 80})); !errors.Is(err, sandbox.ErrEnded) {
 		t.Errorf("ended: %v", err)
-	}
-	if _, err := ports.SignSsh(t.Context(), connect.NewRequest(&covev1.SignSshRequest{SandboxId: sb.Id})); !errors.Is(err, sandbox.ErrUnsupported) {
-		t.Errorf("no SSH here: %v", err)
 	}
 }
 

@@ -248,7 +248,7 @@ func (i *callInterceptor) recover(procedure string, err *error) {
 func opOf(procedure string) string {
 	service, method, _ := strings.Cut(strings.TrimPrefix(procedure, "/cove.v1."), "/")
 	noun := map[string]string{"Sandboxes": "sandbox", "Processes": "process", "Files": "file", "Images": "image", "Keys": "key",
-		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume", "Tenants": "tenant"}[service]
+		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume", "Tenants": "tenant", "Ports": "port"}[service]
 	var b strings.Builder
 	b.WriteString(noun + ".")
 	for i, r := range method {

@@ -350,6 +350,30 @@ func templateAndVolumeScenarios() (list []scenario) {
 			return w.client.Volumes.RemoveFile(ctx, connect.NewRequest(&covev1.RemoveVolumeFileRequest{Name: name, Path: "/f"}))
 		}), want, field, says)
 	}
+	for _, p := range []struct {
+		proc string
+		call func(ctx context.Context, w *world, id string, port int32) error
+	}{
+		{"Ports/Url", func(ctx context.Context, w *world, id string, port int32) error {
+			_, err := w.client.Ports.Url(ctx, connect.NewRequest(&covev1.PortUrlRequest{SandboxId: id, Port: port}))
+			return err
+		}},
+		{"Ports/Set", func(ctx context.Context, w *world, id string, port int32) error {
+			_, err := w.client.Ports.Set(ctx, connect.NewRequest(&covev1.SetPortRequest{SandboxId: id, Port: port}))
+			return err
+		}},
+		{"Ports/WaitReady", func(ctx context.Context, w *world, id string, port int32) error {
+			_, err := w.client.Ports.WaitReady(ctx, connect.NewRequest(&covev1.WaitReadyRequest{SandboxId: id, Port: port}))
+			return err
+		}},
+	} {
+		add(p.proc, "no such sandbox", func(ctx context.Context, w *world) error { return p.call(ctx, w, "nosuch", 80) }, notFound, "", "")
+		add(p.proc, "port", func(ctx context.Context, w *world) error { return p.call(ctx, w, "nosuch", 70000) }, invalid, "port", "")
+	}
+	add("Ports/SignSsh", "no such sandbox", func(ctx context.Context, w *world) error {
+		_, err := w.client.Ports.SignSsh(ctx, connect.NewRequest(&covev1.SignSshRequest{SandboxId: "nosuch", PublicKey: "x"}))
+		return err
+	}, notFound, "", "")
 	add("Volumes/Resize", "size", vol(func(ctx context.Context, w *world) (any, error) {
 		return w.client.Volumes.Resize(ctx, connect.NewRequest(&covev1.ResizeVolumeRequest{Name: "data"}))
 	}), invalid, "size", "")
