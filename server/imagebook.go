@@ -172,7 +172,13 @@ func (b *imageBook) publish(ctx context.Context, img sandbox.Image, name string)
 	if err != nil {
 		return sandbox.Image{}, err
 	}
-	return b.store.GetImage(ctx, img.ID)
+	got, err := b.store.GetImage(ctx, img.ID)
+	if errors.Is(err, sandbox.ErrImageNotFound) {
+		// Its name was taken away again at once: it was there.
+		img.Names = []string{name}
+		return img, nil
+	}
+	return got, err
 }
 
 // collect removes an image's record and content if no name and no sandbox
