@@ -165,9 +165,11 @@ def bench_files(rounds: int) -> dict[str, Any]:
         "from files + exec": [],
     }
     with Sandbox.create() as sb:
-        sb.exec(
-            "mkdir /w; for i in $(seq 300); do head -c 68000 /dev/urandom > /w/$i; done"
+        made = sb.exec(
+            "mkdir /w && for i in $(seq 300); do head -c 68000 /dev/urandom > /w/$i || exit 1; done",
+            user="root",
         )
+        assert made.exit_code == 0, made
         taken = timed(lambda: sb.snapshot(memory=False))
         snap = next(iter(Snapshot.list(sandbox=sb.id)))
     first = timed(lambda: Sandbox.create(snapshot=snap.id).kill())

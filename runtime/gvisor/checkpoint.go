@@ -257,12 +257,17 @@ func (k *Kernel) withoutSpare() (again func()) {
 	was := s != nil && s.cid != "" // another checkpoint's mark has none
 	if was {
 		<-s.ready
-		k.mu.Lock()
-		k.cleanLocked([]string{s.cid})
-		cleaned = k.cleaned
-		k.mu.Unlock()
-		<-cleaned
 	}
+	// By their layers, not by s: an adopted kernel may have the spare of the
+	// process before. One that is paused has none any more, and could not
+	// destroy it.
+	k.mu.Lock()
+	if others := slices.DeleteFunc(k.containers(), func(cid string) bool { return cid == k.container }); len(others) > 0 && !k.paused {
+		k.cleanLocked(others)
+	}
+	cleaned = k.cleaned
+	k.mu.Unlock()
+	<-cleaned
 	return func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()

@@ -451,6 +451,41 @@ func (s *suite) testCheckpointDiskFull(t *testing.T) {
 }
 
 // What restores must survive like any other kernel.
+// A kernel that was reset keeps its next container ready, and a process that
+// adopts it finds that one too.
+func (s *suite) testCheckpointAdoptedAfterReset(t *testing.T) {
+	dir := t.TempDir()
+	d := s.openIn(t, dir)
+	s.need(t, d, "able to checkpoint and adopt", d.Capabilities().Checkpoint && d.Capabilities().Adopt)
+	k := s.mortal(t, d)
+	c := s.container(t)
+	if err := k.Attach(deadline(t), c); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := k.Reset(deadline(t), c); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(200 * time.Millisecond) // for the spare, which nothing tells of
+	}
+	s.sh(t, k, "echo kept > file")
+	h := journaled(t, k)
+	k.Guest().Close() // as its process's end does
+	d = s.restart(t, d, dir)
+	k, err := d.Adopt(deadline(t), h)
+	if err != nil {
+		t.Fatalf("adopt: %v", err)
+	}
+	destroyAtEnd(t, k)
+	cpdir, cp := s.checkpoint(t, k)
+	if got := s.sh(t, s.restore(t, d, cpdir, cp), "cat file"); got != "kept" {
+		t.Errorf("the child has %q", got)
+	}
+	if err := k.Reset(deadline(t), c); err != nil {
+		t.Error(err)
+	}
+}
+
 func (s *suite) testRestoredAdopt(t *testing.T) {
 	dir := t.TempDir()
 	d := s.openIn(t, dir)

@@ -102,6 +102,7 @@ func Run(t *testing.T, f Factory) {
 		{"CheckpointDiskFull", s.testCheckpointDiskFull},
 		{"RestoreRefuses", s.testRestoreRefuses},
 		{"RestoreConcurrent", s.testRestoreConcurrent},
+		{"CheckpointAdoptedAfterReset", s.testCheckpointAdoptedAfterReset},
 		{"RestoredAdopt", s.testRestoredAdopt},
 		{"Pause", s.testPause},
 		{"PauseStopsDeadlines", s.testPauseStopsDeadlines},
