@@ -409,6 +409,23 @@ func (c *contents) tar(ctx context.Context, from sandbox.Content, w io.Writer) e
 	return snapshot.Filesystem{SpoolDir: c.cfg.Plain}.Unpack(ctx, c.cfg.Store, cas.ID(from.Manifest), w)
 }
 
+// piped gives the tar of content to f.
+func (c *contents) piped(ctx context.Context, from sandbox.Content, f func(io.Reader) error) error {
+	pr, pw := io.Pipe()
+	read := make(chan error, 1)
+	go func() {
+		err := c.tar(ctx, from, pw)
+		pw.CloseWithError(err)
+		read <- err
+	}()
+	err := f(pr)
+	pr.CloseWithError(io.ErrClosedPipe)
+	if rerr := <-read; rerr != nil && err != nil {
+		return rerr // why it could not be read is why f failed, unless f stopped first
+	}
+	return err
+}
+
 func sizeOf(dir string) (n int64) {
 	ents, _ := os.ReadDir(dir)
 	for _, e := range ents {

@@ -78,8 +78,10 @@ func (m *mountFiles) sweep(keep map[string]bool) error {
 func (n *Node) mountFile(ctx context.Context, d Deriver, c sandbox.Content) (string, error) {
 	made := ""
 	path, err := n.mounts.get(c.Manifest, func() (string, error) {
-		img, err := n.piped(ctx, c, func(r io.Reader) (sandbox.Image, error) {
-			return d.FromTar(ctx, r, func(sandbox.Progress) {})
+		var img sandbox.Image
+		err := n.states.piped(ctx, c, func(r io.Reader) (err error) {
+			img, err = d.FromTar(ctx, r, func(sandbox.Progress) {})
+			return err
 		})
 		if err != nil {
 			return "", err

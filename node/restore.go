@@ -105,25 +105,12 @@ func (n *Node) PrepareImage(ctx context.Context, from sandbox.Snapshot, base san
 	if progress == nil {
 		progress = func(sandbox.Progress) {}
 	}
-	img, err := n.piped(ctx, from.Content, func(r io.Reader) (sandbox.Image, error) { return d.Derive(ctx, base.ID, r, progress) })
+	var img sandbox.Image
+	err := n.states.piped(ctx, from.Content, func(r io.Reader) (err error) {
+		img, err = d.Derive(ctx, base.ID, r, progress)
+		return err
+	})
 	return img, sandbox.WithOp(op, err)
-}
-
-// piped gives the tar of content to f.
-func (n *Node) piped(ctx context.Context, c sandbox.Content, f func(io.Reader) (sandbox.Image, error)) (sandbox.Image, error) {
-	pr, pw := io.Pipe()
-	read := make(chan error, 1)
-	go func() {
-		err := n.states.tar(ctx, c, pw)
-		pw.CloseWithError(err)
-		read <- err
-	}()
-	img, err := f(pr)
-	pr.CloseWithError(io.ErrClosedPipe)
-	if rerr := <-read; rerr != nil && err != nil {
-		return img, rerr // why it could not be read is why f failed, unless f stopped first
-	}
-	return img, err
 }
 
 // Restore replaces what a sandbox is by a snapshot. The old kernel is there

@@ -131,18 +131,11 @@ func (v *Volumes) CreateFrom(ctx context.Context, s sandbox.Volume, c sandbox.Co
 	if v.n.states == nil {
 		return sandbox.Volume{}, sandbox.Errorf(sandbox.Unsupported, "node.volume", "this node keeps no state")
 	}
-	pr, pw := io.Pipe()
-	read := make(chan error, 1)
-	go func() {
-		err := v.n.states.tar(ctx, c, pw)
-		pw.CloseWithError(err)
-		read <- err
-	}()
-	d, err := v.set.Import(ctx, s.Name, s.Size, pr)
-	pr.CloseWithError(io.ErrClosedPipe)
-	if rerr := <-read; rerr != nil && err != nil {
-		err = rerr // why it could not be read is why the import failed
-	}
+	var d volume.Volume
+	err := v.n.states.piped(ctx, c, func(r io.Reader) (err error) {
+		d, err = v.set.Import(ctx, s.Name, s.Size, r)
+		return err
+	})
 	return v.labelled(ctx, d, err, s.Labels)
 }
 
