@@ -58,6 +58,7 @@ type Kernel struct {
 	spareAgain func()        // ends the time without a spare that a pause began; nil unless paused
 	cleaned    chan struct{} // closed unless containers that were left are being destroyed
 	paused     bool
+	plugged    bool // has a network device; not known of an adopted one
 	destroyed  bool
 }
 
@@ -371,6 +372,11 @@ func (k *Kernel) Attach(ctx context.Context, c runtime.Container) error {
 		return k.explain(op, err)
 	}
 	k.container = cid
+	if c.Device != nil {
+		if err := k.plugLocked(*c.Device); err != nil {
+			return k.explain(op, err)
+		}
+	}
 	if err := k.enterLocked(ctx, c, init); err != nil {
 		return k.explain(op, err)
 	}
