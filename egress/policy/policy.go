@@ -209,3 +209,10 @@ func count(ports []sandbox.PortRange) int {
 }
 
 func inside(p, of netip.Prefix) bool { return of.Bits() <= p.Bits() && of.Contains(p.Addr()) }
+
+// Opens says whether some rule allows an address that is built in as denied.
+func (p *Policy) Opens(a netip.Addr, host func(netip.Addr) bool) bool {
+	a = a.Unmap().WithZone("")
+	d, is := builtin(a, host)
+	return is && slices.ContainsFunc(p.cidrs, func(r rule) bool { return r.allow && r.prefix.Contains(a) && inside(r.prefix, d.prefix) })
+}

@@ -70,7 +70,7 @@ func linksOf(d *runtime.Device, loopback bool) *boot.CreateLinksAndRoutesArgs {
 	link := boot.FDBasedLink{
 		Name: device, MTU: d.MTU, LinkAddress: d.MAC, GSOMaxSize: d.GSO,
 		RXChecksumOffload: true, // the other end is memory of the same machine, and leaves them out
-		QDisc: config.QDiscFIFO, NumChannels: 1,
+		QDisc:             config.QDiscFIFO, NumChannels: 1,
 		// The sentry's filter forbids what it would ask of the socket.
 		PreConfigured: true, IsPacket: []bool{true},
 	}
