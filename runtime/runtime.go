@@ -15,6 +15,7 @@ package runtime
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"time"
 
@@ -104,6 +105,8 @@ type Container struct {
 	Resources sandbox.Resources
 	Volumes   []Volume // no target in another
 	Device    *Device  // nil = no network but the loopback; of no meaning to Reset, which keeps what is there
+	// Resolvers are written to /etc/resolv.conf; none: it stays as it is in the image.
+	Resolvers []netip.Addr
 
 	// Guest is of the kernel that a checkpoint being restored was made of, and
 	// outlived it: a driver that can makes it the new kernel's. nil = none.

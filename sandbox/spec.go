@@ -26,6 +26,7 @@ type Spec struct {
 	Snapshot    string            `json:"snapshot,omitempty"`     // name or id of what to start from; Image is then the snapshot's
 	Template    string            `json:"template,omitempty"`     // "name" or "name@version" of what to start from
 	Volumes     []VolumeMount     `json:"volumes,omitempty"`
+	Network     Network           `json:"network,omitzero"`
 }
 
 // State of a sandbox. Transitions only go down the list.
@@ -51,6 +52,9 @@ type Sandbox struct {
 	End       *End      `json:"end,omitempty"`       // set once, when State is ended
 	Lineage   Lineage   `json:"lineage,omitzero"`    // what it came from, or the snapshot last taken of it
 	Standby   Standby   `json:"standby,omitempty"`   // as the node says now
+
+	// NetworkGeneration counts the policies of Spec.Network: 1 after creation.
+	NetworkGeneration int64 `json:"network_generation,omitempty"`
 }
 
 // Stats is what a sandbox uses now, seen from the host: code inside cannot

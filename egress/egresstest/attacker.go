@@ -108,10 +108,11 @@ func (a *Attacker) Serve(t testing.TB, n sandbox.Network, generation int64) *pro
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := proxy.Open(t.Context(), ns, a.World.Upstream(), p, generation, slog.New(slog.DiscardHandler))
+	tcp, udp, err := ns.Listen(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	b := proxy.Open(ns, tcp, udp, a.World.Upstream(), p, generation, slog.New(slog.DiscardHandler))
 	t.Cleanup(func() { b.Close() })
 	a.Box = b
 	return b

@@ -111,6 +111,22 @@ func Open(path string) (*Namespace, error) {
 // Path of the file the namespace is mounted on.
 func (n *Namespace) Path() string { return n.path }
 
+// Rename mounts the namespace on another file of the same directory as well,
+// and returns what takes the old one away, which need not be waited for.
+func (n *Namespace) Rename(name string) (old func() error, err error) {
+	was, path := n.path, filepath.Join(filepath.Dir(n.path), name)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o400)
+	if err != nil {
+		return nil, err
+	}
+	f.Close()
+	if err := unix.Mount(was, path, "", unix.MS_BIND, ""); err != nil {
+		return nil, errors.Join(fmt.Errorf("mounting %s: %w", path, err), os.Remove(path))
+	}
+	n.path = path
+	return func() error { return Remove(was) }, nil
+}
+
 // Close lets go of the namespace, which lives on.
 func (n *Namespace) Close() error { return n.ns.Close() }
 

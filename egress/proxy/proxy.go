@@ -68,25 +68,18 @@ type passage struct {
 	end   func()
 }
 
-// Open begins to serve a namespace. The Box owns ns from then on.
-func Open(ctx context.Context, ns *netns.Namespace, up *Upstream, p *policy.Policy, generation int64, log *slog.Logger) (*Box, error) {
-	tcp, udp, err := ns.Listen(ctx)
-	if err != nil {
-		return nil, sandbox.Errorf(sandbox.Unavailable, "egress.open", "%w", err)
-	}
+// Open begins to serve a namespace on its sockets. The Box owns all three.
+func Open(ns *netns.Namespace, tcp *net.TCPListener, udp *net.UDPConn, up *Upstream, p *policy.Policy, generation int64, log *slog.Logger) *Box {
 	b := &Box{ns: ns, up: up, log: log, tcp: tcp, udp: udp, open: map[*passage]bool{}, sessions: map[session]*udpSession{}, dnsNow: make(chan struct{}, maxQuestions)}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.Set(p, generation)
 	b.tasks.Go(b.serveTCP)
 	b.tasks.Go(b.serveUDP)
-	return b, nil
+	return b
 }
 
 // Device opens the sandbox's end of the namespace.
 func (b *Box) Device() (f *os.File, gso uint32, err error) { return b.ns.Device() }
-
-// Namespace that is served.
-func (b *Box) Namespace() string { return b.ns.Path() }
 
 // Set puts a policy in force. When it returns, nothing that the policy denies
 // is open any more, and nothing of it will be.

@@ -517,6 +517,9 @@ func (k *Kernel) enterLocked(ctx context.Context, c runtime.Container, initPID i
 	if err := k.guest.Enter(ctx, inGuest(c, initPID)); err != nil {
 		return fmt.Errorf("the guest cannot enter the container: %w", err)
 	}
+	if err := runtime.WriteResolvers(ctx, k.guest, c.Resolvers); err != nil {
+		return err
+	}
 	k.initPID, k.image = initPID, c.Rootfs.Path
 	k.watchInit()
 	return nil
