@@ -55,6 +55,9 @@ type ServeConfig struct {
 	NoBase    bool   // do not make the base image when it is missing
 	LogLevel  string // debug, info, warn, error
 	LogJSON   bool
+
+	Network   string   // of sandboxes that ask for none: none or public
+	Resolvers []string // that names are asked of; none = those of /etc/resolv.conf
 }
 
 // ExitError ends the process with a code. A command that has printed all there
@@ -200,6 +203,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 	}
 	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
 		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.rmCmd())
+	add("sandbox", a.netCmd())
 	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
 	add("admin", a.imageCmd(), a.keyCmd())
 	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.infoCmd(), a.versionCmd())

@@ -55,6 +55,8 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs.StringVar(&c.Node, "node", "", "name of this node (default: the host's)")
 	fs.StringVar(&c.StateKeys, "state-keys", a.Getenv("COVE_STATE_KEYS"), "file with the keys that encrypt snapshots, newest first ($COVE_STATE_KEYS; default: DATA/state.keys, if it is there)")
 	fs.BoolVar(&c.NoBase, "no-base", false, "do not make the base image when it is missing")
+	fs.StringVar(&c.Network, "network-default", "none", "network of sandboxes that do not say: none or public")
+	fs.StringSliceVar(&c.Resolvers, "dns", nil, "resolvers that names of sandboxes are asked of, ADDRESS[:PORT] (default: those of /etc/resolv.conf)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.BoolVar(&c.LogJSON, "log-json", false, "log as JSON")
 	return cmd

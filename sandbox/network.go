@@ -22,6 +22,25 @@ type Network struct {
 	Limits NetworkLimits `json:"limits,omitzero"`
 }
 
+// WithDefault returns n with its mode: rules where it has any, else the default.
+func (n Network) WithDefault(mode NetworkMode) Network {
+	switch {
+	case n.Mode != "":
+	case len(n.Rules) > 0:
+		n.Mode = NetworkRules
+	case mode != "":
+		n.Mode = mode
+	default:
+		n.Mode = NetworkNone
+	}
+	return n
+}
+
+// IsZero says that nothing was asked for.
+func (n Network) IsZero() bool {
+	return n.Mode == "" && len(n.Rules) == 0 && n.Limits == NetworkLimits{}
+}
+
 // NetworkRule allows or denies what it matches: a CIDR, a domain, or with
 // neither every destination; of those the ports and the protocol.
 type NetworkRule struct {

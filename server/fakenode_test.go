@@ -22,6 +22,8 @@ type fakeNode struct {
 	onReset  func() error
 	onBulk   func(op guest.BulkOp) error // before anything is moved
 
+	fakeNetworks // guarded by mu
+
 	lib   *fakeLibrary
 	ended chan string
 

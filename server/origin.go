@@ -84,6 +84,9 @@ func inherit(spec sandbox.Spec, snap sandbox.Snapshot) sandbox.Spec {
 	if snap.Kind == sandbox.MemorySnapshot && len(spec.Volumes) == 0 {
 		spec.Volumes = from.Volumes
 	}
+	if spec.Network.IsZero() {
+		spec.Network = from.Network
+	}
 	return spec
 }
 
@@ -238,14 +241,16 @@ type birth struct {
 func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
 	now := s.cfg.Clock().UTC()
 	sb := sandbox.Sandbox{
-		ID:        sandbox.NewID(s.cfg.Rand),
-		Spec:      b.spec,
-		ImageID:   b.img.ID,
-		Node:      s.node.Name(),
-		State:     sandbox.Running,
-		Episode:   1,
-		CreatedAt: now,
-		Lineage:   b.lineage,
+		ID:      sandbox.NewID(s.cfg.Rand),
+		Spec:    b.spec,
+		ImageID: b.img.ID,
+		Node:    s.node.Name(),
+		State:   sandbox.Running,
+		Episode: 1,
+
+		NetworkGeneration: 1,
+		CreatedAt:         now,
+		Lineage:           b.lineage,
 	}
 	if b.spec.Timeout > 0 {
 		sb.ExpiresAt = now.Add(b.spec.Timeout)

@@ -34,6 +34,7 @@ import (
 //	state.keys  with what that is encrypted, if it is there
 //	checkpoints/  such content as a kernel reads it, while one does
 //	volumes/  volumes
+//	networks/  network namespaces of sandboxes, mounted
 type places struct{ dir string }
 
 func (p places) database() string { return filepath.Join(p.dir, "cove.db") }
@@ -172,5 +173,5 @@ func reap(ctx context.Context, c cli.ServeConfig) ([]string, error) {
 	}
 	defer driver.Close()
 	removed, err := driver.Sweep(ctx, nil)
-	return removed, errors.Join(err, at.unmount(ctx))
+	return removed, errors.Join(err, at.removeNetworks(), at.unmount(ctx))
 }
