@@ -55,6 +55,7 @@ from .models import (
     Task,
     VolumeMount,
 )
+from .network import Flow, Network, NetworkStatus, Rule
 from .process import AsyncProcess, Process
 from .sandbox import AsyncSandbox, Sandbox
 from .snapshot import AsyncSnapshot, Snapshot
@@ -99,11 +100,14 @@ __all__ = [
     "FileInfo",
     "FileList",
     "Files",
+    "Flow",
     "Forks",
     "Image",
     "ImageNotFound",
     "Internal",
     "InvalidArgument",
+    "Network",
+    "NetworkStatus",
     "NoCapacity",
     "NotFound",
     "Output",
@@ -115,6 +119,7 @@ __all__ = [
     "PullProgress",
     "Resources",
     "Result",
+    "Rule",
     "Sandbox",
     "SandboxEnded",
     "SandboxInfo",
