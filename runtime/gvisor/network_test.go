@@ -1,13 +1,21 @@
 package gvisor
 
 import (
+	"bufio"
 	"context"
+	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/cove-sandbox/cove/egress/egresstest"
 	"github.com/cove-sandbox/cove/egress/netns"
+	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/egress/proxy"
 	"github.com/cove-sandbox/cove/image/imagetest"
 	"github.com/cove-sandbox/cove/internal/testbin"
 	"github.com/cove-sandbox/cove/runtime"
@@ -18,16 +26,7 @@ import (
 // they were meant for.
 func namespace(t *testing.T) *runtime.Device {
 	t.Helper()
-	ns, err := netns.Make(t.TempDir(), "ns")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ns.Close()
-		if err := netns.Remove(ns.Path()); err != nil {
-			t.Error(err)
-		}
-	})
+	ns := makeNamespace(t)
 	l, u, err := ns.Listen(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -46,6 +45,26 @@ func namespace(t *testing.T) *runtime.Device {
 			}()
 		}
 	}()
+	return deviceOf(t, ns)
+}
+
+func makeNamespace(t testing.TB) *netns.Namespace {
+	t.Helper()
+	ns, err := netns.Make(t.TempDir(), "ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ns.Close()
+		if err := netns.Remove(ns.Path()); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+func deviceOf(t testing.TB, ns *netns.Namespace) *runtime.Device {
+	t.Helper()
 	f, gso, err := ns.Device()
 	if err != nil {
 		t.Fatal(err)
@@ -143,3 +162,116 @@ while True:
 		t.Fatalf("after a reset: %q", out)
 	}
 }
+
+// What the proxy costs: the same program in two kernels, one whose namespace
+// serves it directly and one behind a proxy with a policy by domain, in turns.
+// go test ./runtime/gvisor -run xxx -bench Throughput -benchtime 5x
+func BenchmarkThroughput(b *testing.B) {
+	const size = 256 << 20
+	serve := func(l net.Listener) {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				r := bufio.NewReader(c)
+				if line, _ := r.ReadString('\n'); strings.HasPrefix(line, "DOWN") {
+					io.CopyN(c, zeros{}, size)
+					return
+				}
+				n, _ := io.CopyN(io.Discard, r, size)
+				fmt.Fprintln(c, n)
+			}()
+		}
+	}
+	w := egresstest.NewWorld(b)
+	l, err := w.Listen(egresstest.Good + ":5001")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	go serve(l)
+	direct, proxied := makeNamespace(b), makeNamespace(b)
+	dl, du, err := direct.Listen(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer dl.Close()
+	defer du.Close()
+	go serve(dl)
+	p, err := policy.Compile(sandbox.Network{Mode: "rules", Rules: []sandbox.NetworkRule{{Action: "allow", Domain: "good.test"}, {Action: "allow", CIDR: "203.0.113.0/24", Ports: []sandbox.PortRange{{From: 5001}}}}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	pl, pu, err := proxied.Listen(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	own, err := netns.Open(proxied.Path())
+	if err != nil {
+		b.Fatal(err)
+	}
+	box := proxy.Open(own, pl, pu, w.Upstream(), p, 1, slog.New(slog.DiscardHandler))
+	defer box.Close()
+
+	lib, base := imagetest.Base(b)
+	path, err := lib.Path(base.ID)
+	if err != nil {
+		b.Fatal(err)
+	}
+	d, err := Open(b.Context(), Config{Dir: b.TempDir(), RunscPath: testbin.Runsc(b), GuestPath: testbin.Guest(b)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer d.Close()
+	kernel := func(id string, ns *netns.Namespace) *Kernel {
+		k, err := d.Boot(b.Context(), id)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { k.Destroy(context.Background()) })
+		if err := k.Attach(b.Context(), runtime.Container{Rootfs: runtime.Rootfs{Path: path, Env: base.Config.Env, User: "root"},
+			Resources: sandbox.Resources{MilliCPU: 2000, MemoryLimit: 512 << 20, Disk: 256 << 20, Pids: 100}, Device: deviceOf(b, ns)}); err != nil {
+			b.Fatal(err)
+		}
+		return k.(*Kernel)
+	}
+	kernels := map[string]*Kernel{"direct": kernel("direct", direct), "proxied": kernel("proxied", proxied)}
+	const program = `python3 -c '
+import socket, sys, time
+s = socket.create_connection(("203.0.113.10", 5001)); t = time.time(); n = 0
+if sys.argv[1] == "DOWN":
+    s.sendall(b"DOWN\n"); buf = bytearray(1 << 20)
+    while (m := s.recv_into(buf)): n += m
+else:
+    s.sendall(b"UP\n"); data = bytes(1 << 20)
+    for _ in range(256): s.sendall(data)
+    n = int(s.makefile().readline())
+assert n == 256 << 20, n
+print(n / (time.time() - t) / 1e6)
+' `
+	best := map[string]float64{}
+	for b.Loop() {
+		for _, way := range []string{"UP", "DOWN"} {
+			for _, name := range []string{"direct", "proxied"} {
+				v, err := strconv.ParseFloat(strings.TrimSpace(runIn(b, kernels[name], program+way)), 64)
+				if err != nil {
+					b.Fatal(err)
+				}
+				best[name+way] = max(best[name+way], v)
+			}
+		}
+	}
+	for _, way := range []string{"UP", "DOWN"} {
+		for _, name := range []string{"direct", "proxied"} {
+			b.ReportMetric(best[name+way], name+"-"+strings.ToLower(way)+"-MB/s")
+		}
+		b.ReportMetric(best["proxied"+way]/best["direct"+way], strings.ToLower(way)+"-ratio")
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
