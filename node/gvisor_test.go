@@ -25,7 +25,7 @@ import (
 
 // machine is a node on real gVisor that can be started again.
 type machine struct {
-	t     *testing.T
+	t     testing.TB
 	dir   string
 	lib   *image.Library
 	img   sandbox.Image
@@ -40,7 +40,7 @@ type machine struct {
 func newMachine(t *testing.T) *machine { return newMachineOn(t, nil) }
 
 // newMachineOn has networks that leave by up.
-func newMachineOn(t *testing.T, up *proxy.Upstream) *machine {
+func newMachineOn(t testing.TB, up *proxy.Upstream) *machine {
 	t.Helper()
 	lib, img := imagetest.Base(t)
 	m := &machine{t: t, dir: t.TempDir(), lib: lib, img: img, up: up}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -254,4 +255,42 @@ func hostState(t *testing.T) string {
 		}
 	}
 	return out.String()
+}
+
+// A create with a network against one without, in turns.
+// go test ./node -run xxx -bench CreateNetwork -benchtime 100x
+func BenchmarkCreateNetwork(b *testing.B) {
+	w := egresstest.NewWorld(b)
+	m := newMachineOn(b, w.Upstream())
+	took := map[bool][]time.Duration{}
+	i := 0
+	for b.Loop() {
+		for _, has := range []bool{false, true} {
+			i++
+			id, s := fmt.Sprintf("b%d", i), spec()
+			if has {
+				s.Network = network(b, "rules", "allow good.test")
+			}
+			// Both find a warm kernel, and none being booted beside them.
+			for c := m.Capacity(); c.WarmKernels < c.WarmTarget; c = m.Capacity() {
+				time.Sleep(5 * time.Millisecond)
+			}
+			time.Sleep(100 * time.Millisecond)
+			d, err := m.Create(b.Context(), sandbox.Sandbox{ID: id, Spec: s}, m.img)
+			if err != nil {
+				b.Fatal(err)
+			}
+			took[has] = append(took[has], d)
+			if err := m.Kill(b.Context(), id, sandbox.End{Cause: sandbox.KilledByUser}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	p50 := func(d []time.Duration) float64 {
+		slices.Sort(d)
+		return float64(d[len(d)/2]) / float64(time.Millisecond)
+	}
+	b.ReportMetric(p50(took[false]), "without-ms")
+	b.ReportMetric(p50(took[true]), "with-ms")
+	b.ReportMetric(p50(took[true])/p50(took[false]), "ratio")
 }

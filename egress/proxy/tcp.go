@@ -264,7 +264,7 @@ func sortAddrs(addrs []netip.Addr, wanted netip.Addr) []netip.Addr {
 
 // copyChunk is moved between two looks at counter and limit: with splice, so
 // that bytes do not come up to us. Larger ones gain nothing.
-const copyChunk = 4 << 20
+const copyChunk = 256 << 10
 
 // copy moves bytes one way until their end, and hands that on.
 func (b *Box) copy(to, from *net.TCPConn, n *atomic.Int64) {
