@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -57,8 +56,7 @@ type Networks struct {
 // slot is a namespace with its sockets.
 type slot struct {
 	ns     *netns.Namespace
-	tcp    *net.TCPListener
-	udp    *net.UDPConn
+	socks  *netns.Sockets
 	device *os.File
 	gso    uint32
 }
@@ -129,7 +127,7 @@ func (n *Networks) Take(ctx context.Context, id string, p *policy.Policy, genera
 	if err != nil {
 		return Device{}, sandbox.Errorf(sandbox.Unavailable, op, "network of kernel %s: %w", id, errors.Join(err, s.remove()))
 	}
-	b := proxy.Open(s.ns, s.tcp, s.udp, n.cfg.Upstream, p, generation, n.log)
+	b := proxy.Open(s.ns, s.socks, n.cfg.Upstream, p, generation, n.log)
 	n.mu.Lock()
 	if n.closed || n.boxes[id] != nil {
 		n.mu.Unlock()
@@ -158,12 +156,12 @@ func (n *Networks) Adopt(ctx context.Context, id string, p *policy.Policy, gener
 	if err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
 	}
-	tcp, udp, err := ns.Listen(ctx)
+	socks, err := ns.Listen(ctx)
 	if err != nil {
 		ns.Close()
 		return sandbox.Errorf(sandbox.Unavailable, op, "network of kernel %s: %w", id, err)
 	}
-	b := proxy.Open(ns, tcp, udp, n.cfg.Upstream, p, generation, n.log)
+	b := proxy.Open(ns, socks, n.cfg.Upstream, p, generation, n.log)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed || n.boxes[id] != nil {
@@ -243,7 +241,7 @@ func (n *Networks) make() (s *slot, err error) {
 	if s.ns, err = netns.Make(n.cfg.Dir, name); err != nil {
 		return nil, err
 	}
-	if s.tcp, s.udp, err = s.ns.Listen(n.ctx); err == nil {
+	if s.socks, err = s.ns.Listen(n.ctx); err == nil {
 		s.device, s.gso, err = s.ns.Device()
 	}
 	if err != nil {
@@ -253,9 +251,8 @@ func (n *Networks) make() (s *slot, err error) {
 }
 
 func (s *slot) remove() error {
-	if s.tcp != nil {
-		s.tcp.Close()
-		s.udp.Close()
+	if s.socks != nil {
+		s.socks.Close()
 	}
 	if s.device != nil {
 		s.device.Close()

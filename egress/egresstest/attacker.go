@@ -108,11 +108,11 @@ func (a *Attacker) Serve(t testing.TB, n sandbox.Network, generation int64) *pro
 	if err != nil {
 		t.Fatal(err)
 	}
-	tcp, udp, err := ns.Listen(t.Context())
+	socks, err := ns.Listen(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := proxy.Open(ns, tcp, udp, a.World.Upstream(), p, generation, slog.New(slog.DiscardHandler))
+	b := proxy.Open(ns, socks, a.World.Upstream(), p, generation, slog.New(slog.DiscardHandler))
 	t.Cleanup(func() { b.Close() })
 	a.Box = b
 	return b

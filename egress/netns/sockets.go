@@ -2,6 +2,7 @@ package netns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -54,9 +55,29 @@ func (n *Namespace) Device() (f *os.File, gso uint32, err error) {
 	return f, gso, err
 }
 
-// Listen opens the sockets that everything the sandbox sends is handed to.
-// LocalAddr of an accepted connection is what the sandbox meant to reach.
-func (n *Namespace) Listen(ctx context.Context) (tcp *net.TCPListener, udp *net.UDPConn, err error) {
+// Sockets are what everything the sandbox sends is handed to.
+type Sockets struct {
+	TCP *net.TCPListener // LocalAddr of an accepted connection is what the sandbox meant to reach
+	UDP *net.UDPConn     // control messages tell where a datagram was meant for
+	DNS *net.UDPConn     // for SendAs from port 53: a socket for each answer would be one that floods can make us open
+}
+
+// Close closes all three.
+func (s *Sockets) Close() error {
+	return errors.Join(s.TCP.Close(), s.UDP.Close(), s.DNS.Close())
+}
+
+// SendAs sends a datagram from a socket as if it were that of another address,
+// with its port.
+func SendAs(c *net.UDPConn, from netip.Addr, to netip.AddrPort, data []byte) error {
+	info := unix.Inet6Pktinfo{Addr: from.As16()} // IPv4 as mapped, which the kernel takes on such a socket
+	to = netip.AddrPortFrom(netip.AddrFrom16(to.Addr().As16()), to.Port())
+	_, _, err := c.WriteMsgUDPAddrPort(data, unix.PktInfo6(&info), to)
+	return err
+}
+
+// Listen opens the sockets of a namespace.
+func (n *Namespace) Listen(ctx context.Context) (s *Sockets, err error) {
 	lc := net.ListenConfig{Control: transparent}
 	lc.SetMultipathTCP(false)
 	err = n.Do(func() error {
@@ -69,10 +90,16 @@ func (n *Namespace) Listen(ctx context.Context) (tcp *net.TCPListener, udp *net.
 			l.Close()
 			return err
 		}
-		tcp, udp = l.(*net.TCPListener), p.(*net.UDPConn)
+		d, err := lc.ListenPacket(ctx, "udp", "[::]:53")
+		if err != nil {
+			l.Close()
+			p.Close()
+			return err
+		}
+		s = &Sockets{l.(*net.TCPListener), p.(*net.UDPConn), d.(*net.UDPConn)}
 		return nil
 	})
-	return tcp, udp, err
+	return s, err
 }
 
 // Reply opens a socket that sends to a sandbox as if it were what that sent to.

@@ -40,12 +40,6 @@ func (b *Box) answer(ctx context.Context, packet []byte, udp bool) []byte {
 	if err := q.Unpack(packet); err != nil || q.Response {
 		return nil
 	}
-	select {
-	case b.dnsNow <- struct{}{}:
-		defer func() { <-b.dnsNow }()
-	default:
-		return pack(b.reply(q, dns.RcodeServerFailure), q, udp)
-	}
 	return pack(b.lookUp(ctx, q), q, udp)
 }
 

@@ -43,8 +43,7 @@ type Box struct {
 	up  *Upstream
 	log *slog.Logger
 
-	tcp    *net.TCPListener
-	udp    *net.UDPConn
+	socks  *netns.Sockets
 	ctx    context.Context
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
@@ -68,9 +67,9 @@ type passage struct {
 	end   func()
 }
 
-// Open begins to serve a namespace on its sockets. The Box owns all three.
-func Open(ns *netns.Namespace, tcp *net.TCPListener, udp *net.UDPConn, up *Upstream, p *policy.Policy, generation int64, log *slog.Logger) *Box {
-	b := &Box{ns: ns, up: up, log: log, tcp: tcp, udp: udp, open: map[*passage]bool{}, sessions: map[session]*udpSession{}, dnsNow: make(chan struct{}, maxQuestions)}
+// Open begins to serve a namespace on its sockets. The Box owns both.
+func Open(ns *netns.Namespace, socks *netns.Sockets, up *Upstream, p *policy.Policy, generation int64, log *slog.Logger) *Box {
+	b := &Box{ns: ns, up: up, log: log, socks: socks, open: map[*passage]bool{}, sessions: map[session]*udpSession{}, dnsNow: make(chan struct{}, maxQuestions)}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.Set(p, generation)
 	b.tasks.Go(b.serveTCP)
@@ -134,7 +133,7 @@ func (b *Box) Close() error {
 	}
 	b.mu.Unlock()
 	b.cancel()
-	err := errors.Join(b.tcp.Close(), b.udp.Close())
+	err := b.socks.Close()
 	for _, end := range ends {
 		end()
 	}

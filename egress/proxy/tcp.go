@@ -26,7 +26,7 @@ const (
 
 func (b *Box) serveTCP() {
 	for {
-		c, err := b.tcp.AcceptTCP()
+		c, err := b.socks.TCP.AcceptTCP()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}

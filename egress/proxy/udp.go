@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cove-sandbox/cove/egress/netns"
 	"github.com/cove-sandbox/cove/egress/policy"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -28,7 +29,7 @@ type udpSession struct {
 func (b *Box) serveUDP() {
 	buf, oob := make([]byte, 64<<10), make([]byte, 256)
 	for {
-		n, on, _, from, err := b.udp.ReadMsgUDPAddrPort(buf, oob)
+		n, on, _, from, err := b.socks.UDP.ReadMsgUDPAddrPort(buf, oob)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -54,20 +55,19 @@ func (b *Box) serveUDP() {
 	}
 }
 
-// question answers DNS as whom it was asked of. At most maxQuestions at a time
-// wait for an answer; what is more is told so at once.
+// question answers DNS as whom it was asked of. What is over maxQuestions at a
+// time is lost, like any datagram, and asked again.
 func (b *Box) question(s session, packet []byte) {
+	select {
+	case b.dnsNow <- struct{}{}:
+	default:
+		return
+	}
 	b.tasks.Go(func() {
-		a := b.answer(b.ctx, packet, true)
-		if a == nil {
-			return
+		defer func() { <-b.dnsNow }()
+		if a := b.answer(b.ctx, packet, true); a != nil {
+			netns.SendAs(b.socks.DNS, s.to.Addr(), s.from, a)
 		}
-		c, err := b.ns.Reply(b.ctx, s.to, s.from)
-		if err != nil {
-			return
-		}
-		defer c.Close()
-		c.Write(a) // lost like any datagram, asked again
 	})
 }
 

@@ -27,11 +27,12 @@ import (
 func namespace(t *testing.T) *runtime.Device {
 	t.Helper()
 	ns := makeNamespace(t)
-	l, u, err := ns.Listen(t.Context())
+	socks, err := ns.Listen(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close(); u.Close() })
+	t.Cleanup(func() { socks.Close() })
+	l := socks.TCP
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -194,18 +195,17 @@ func BenchmarkThroughput(b *testing.B) {
 	defer l.Close()
 	go serve(l)
 	direct, proxied := makeNamespace(b), makeNamespace(b)
-	dl, du, err := direct.Listen(b.Context())
+	ds, err := direct.Listen(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer dl.Close()
-	defer du.Close()
-	go serve(dl)
+	defer ds.Close()
+	go serve(ds.TCP)
 	p, err := policy.Compile(sandbox.Network{Mode: "rules", Rules: []sandbox.NetworkRule{{Action: "allow", Domain: "good.test"}, {Action: "allow", CIDR: "203.0.113.0/24", Ports: []sandbox.PortRange{{From: 5001}}}}})
 	if err != nil {
 		b.Fatal(err)
 	}
-	pl, pu, err := proxied.Listen(b.Context())
+	ps, err := proxied.Listen(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -213,7 +213,7 @@ func BenchmarkThroughput(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	box := proxy.Open(own, pl, pu, w.Upstream(), p, 1, slog.New(slog.DiscardHandler))
+	box := proxy.Open(own, ps, w.Upstream(), p, 1, slog.New(slog.DiscardHandler))
 	defer box.Close()
 
 	lib, base := imagetest.Base(b)
