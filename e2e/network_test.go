@@ -66,6 +66,9 @@ except OSError as e: print("failed")'`, addr)))
 		}
 	}
 	both("at first")
+	if r := b.Root(t, fmt.Sprintf("python3 -c 'import urllib.request; urllib.request.urlopen(\"http://%s/\")'", shut)); r.End.EgressDenied != 1 {
+		t.Errorf("an exec that was denied something: %+v", r.End)
+	}
 	// A process inside tries all the time and notes what it gets.
 	b.Must(t, fmt.Sprintf(`nohup python3 -c '
 import socket, time

@@ -92,3 +92,13 @@ func (s sandboxService) GetNetwork(ctx context.Context, r *connect.Request[covev
 	}
 	return connect.NewResponse(out), nil
 }
+
+// denied counts what the policy of a sandbox denied so far; 0 if that cannot be
+// told, for it is only informative.
+func (s *Server) denied(ctx context.Context, id string) int64 {
+	st, err := s.node.NetworkStatus(ctx, id, 0)
+	if err != nil {
+		return 0
+	}
+	return st.Denied
+}

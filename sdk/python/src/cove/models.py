@@ -200,6 +200,8 @@ class Result:
     """Byte ranges (of the combined offsets) the server no longer held when they were asked for. Almost always empty."""
     replayed: bool = False
     """The exec_id had been started before: this is that run's output, nothing ran again."""
+    egress_denied: int = 0
+    """What the network policy denied the sandbox, whichever process tried, while this was followed."""
 
     @cached_property
     def stdout(self) -> str:
