@@ -64,6 +64,9 @@ type ServeConfig struct {
 	TLSACME         string        // domain to get certificates for
 	QueueWait       time.Duration // how long a create waits on a full node
 	AuditRetention  time.Duration
+
+	Network   string   // of sandboxes that ask for none: none or public
+	Resolvers []string // that names are asked of; none = those of /etc/resolv.conf
 }
 
 // ExitError ends the process with a code. A command that has printed all there
@@ -198,7 +201,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 
 	root.AddGroup(
 		&cobra.Group{ID: "sandbox", Title: "Sandboxes:"},
-		&cobra.Group{ID: "reach", Title: "Reaching in:"},
+		&cobra.Group{ID: "network", Title: "Network:"},
 		&cobra.Group{ID: "state", Title: "Snapshots, templates and volumes:"},
 		&cobra.Group{ID: "admin", Title: "Images, keys and tenants:"},
 		&cobra.Group{ID: "server", Title: "This machine:"},
@@ -211,7 +214,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 	}
 	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
 		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.rmCmd())
-	add("reach", a.urlCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
+	add("network", a.netCmd(), a.urlCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
 	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
 	add("admin", a.imageCmd(), a.keyCmd(), a.tenantCmd(), a.auditCmd())
 	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.infoCmd(), a.versionCmd())

@@ -26,6 +26,7 @@ type specFlags struct {
 	snapshot    string
 	template    string
 	volumes     volumeMounts
+	net         networkFlags
 }
 
 // addMachineFlags are those of the machine itself, which a template has too.
@@ -51,6 +52,9 @@ func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
 	fs.StringVar(&f.template, "template", "", "start from this template instead of an image: NAME or NAME@VERSION")
 	_ = cmd.RegisterFlagCompletionFunc("template", a.templateNames)
 	fs.Var(&f.volumes, "volume", "put a volume into it: NAME:PATH[:rw|ro|shared] (repeatable)")
+	fs.StringVar(&f.net.mode, "network", "", "what it may reach: none, public, or rules (only what --allow says) (default: the server's)")
+	_ = cmd.RegisterFlagCompletionFunc("network", cobra.FixedCompletions([]string{"none", "public", "rules"}, cobra.ShellCompDirectiveNoFileComp))
+	f.net.add(cmd)
 	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h (default: never)")
 	fs.Var(&f.idle, "idle-timeout", "end or pause it after this long with no call and no process (default: never)")
 	fs.StringVar(&f.onIdle, "on-idle", "", "what --idle-timeout does: kill (default) or pause")
@@ -68,6 +72,7 @@ func (f *specFlags) request() *covev1.CreateSandboxRequest {
 			},
 			Env: f.env.m, Labels: f.labels.m, Timeout: f.timeout.proto(), IdleTimeout: f.idle.proto(),
 			OnIdle: f.onIdle, Snapshot: f.snapshot, Template: f.template, Volumes: f.volumes.list,
+			Network: f.net.network(),
 		},
 	}
 }

@@ -28,6 +28,8 @@ import (
 // fakeAPI is a server that remembers what it was asked and answers from
 // memory. Tests set what is special about it before the first call.
 type fakeAPI struct {
+	network *covev1.Network // last set
+
 	url string
 
 	// script plays a process: what Start and Attach send. Nil prints the

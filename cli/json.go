@@ -33,6 +33,7 @@ type sandboxJSON struct {
 	Snapshot    string            `json:"snapshot,omitempty"`
 	Template    string            `json:"template,omitempty"`
 	Volumes     []mountJSON       `json:"volumes,omitempty"`
+	Network     *networkJSON      `json:"network,omitempty"`
 	Parent      string            `json:"parent,omitempty"`
 	Ancestors   []string          `json:"ancestors,omitempty"`
 	Standby     string            `json:"standby,omitempty"`
@@ -47,8 +48,14 @@ type sandboxJSON struct {
 
 func toSandboxJSON(s *covev1.Sandbox) sandboxJSON {
 	r := s.GetSpec().GetResources()
+	var network *networkJSON
+	if n := s.GetSpec().GetNetwork(); n != nil {
+		j := toNetworkJSON(n, s.GetNetworkGeneration())
+		network = &j
+	}
 	return sandboxJSON{
-		ID: s.GetId(), State: stateName(s.GetState()), Image: s.GetSpec().GetImage(), ImageID: s.GetImageId(),
+		Network: network,
+		ID:      s.GetId(), State: stateName(s.GetState()), Image: s.GetSpec().GetImage(), ImageID: s.GetImageId(),
 		Node: s.GetNode(), Episode: s.GetEpisode(),
 		CPU: r.GetCpu(), Memory: r.GetMemory(), MemoryLimit: r.GetMemoryLimit(), Disk: r.GetDisk(), Pids: r.GetPids(),
 		Env: s.GetSpec().GetEnv(), Labels: s.GetSpec().GetLabels(),

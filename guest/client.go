@@ -75,7 +75,8 @@ type Container struct {
 	Env        []string `json:"env"`      // the environment every process starts from
 	WorkingDir string   `json:"working_dir"`
 	User       string   `json:"user"`
-	Pids       int64    `json:"pids"` // processes and threads there may be; 0 = no limit
+	Pids       int64    `json:"pids"`             // processes and threads there may be; 0 = no limit
+	Resolv     string   `json:"resolv,omitempty"` // content of /etc/resolv.conf; "" = the image's
 }
 
 // Close closes every connection; requests under way fail with
@@ -135,7 +136,7 @@ func (c *Client) Enter(ctx context.Context, ct Container) error {
 }
 
 func (ct Container) request(op string) wire.Req {
-	return wire.Req{Op: op, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User, Pids: ct.Pids}
+	return wire.Req{Op: op, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User, Pids: ct.Pids, Resolv: ct.Resolv}
 }
 
 // Init is the pid of the init of the container being served, 0 for none: what

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/cove-sandbox/cove/egress/policy"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -53,6 +54,13 @@ func (n *Node) admit(sb sandbox.Sandbox, img sandbox.Image, now time.Time) (*box
 		return nil, err
 	}
 	sb.ImageID, sb.Node, sb.State, sb.Episode = img.ID, n.cfg.Name, sandbox.Creating, 1
+	if sb.Spec.Network.Mode == "" {
+		sb.Spec.Network.Mode = sandbox.NetworkNone
+	}
+	sb.NetworkGeneration = 1
+	if _, err := policy.Compile(sb.Spec.Network); err != nil {
+		return nil, err
+	}
 	if sb.CreatedAt.IsZero() {
 		sb.CreatedAt = now
 	}
@@ -81,6 +89,7 @@ func newBox(sb sandbox.Sandbox, img sandbox.ImageConfig, path string) *box {
 			Rootfs:    runtime.Rootfs{Path: path, Env: img.Env, WorkingDir: img.WorkingDir, User: img.User},
 			Env:       sb.Spec.Env,
 			Resources: sb.Spec.Resources,
+			Resolvers: resolvers(sb.Spec.Network),
 		},
 		op: make(chan struct{}, 1), ready: make(chan struct{}), gone: make(chan struct{}), stuck: make(chan struct{})}
 	b.ctx, b.cancel = context.WithCancelCause(context.Background())
@@ -114,7 +123,7 @@ func (n *Node) attach(ctx context.Context, b *box, k runtime.Kernel) (broken boo
 	recorded := n.journal.submit(record{Kind: recCreated, ID: b.id, Entry: &entry{Sandbox: b.sb, Image: b.image, Kernel: k.Handle()}}, false)
 	actx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
-	attachErr := k.Attach(actx, b.container)
+	attachErr := n.connected(actx, b, k.ID(), func(c runtime.Container) error { return k.Attach(actx, c) })
 	if err := <-recorded; err != nil {
 		return false, err
 	}

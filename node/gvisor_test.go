@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/cas/local"
+	"github.com/cove-sandbox/cove/egress"
+	"github.com/cove-sandbox/cove/egress/proxy"
 	"github.com/cove-sandbox/cove/image"
 	"github.com/cove-sandbox/cove/image/imagetest"
 	"github.com/cove-sandbox/cove/internal/testbin"
@@ -23,20 +25,25 @@ import (
 
 // machine is a node on real gVisor that can be started again.
 type machine struct {
-	t     *testing.T
+	t     testing.TB
 	dir   string
 	lib   *image.Library
 	img   sandbox.Image
 	store *local.Store
 	drv   *gvisor.Driver
+	up    *proxy.Upstream  // nil: no networks
+	nets  *egress.Networks // nil without up
 	*node.Node
 	execs int
 }
 
-func newMachine(t *testing.T) *machine {
+func newMachine(t *testing.T) *machine { return newMachineOn(t, nil) }
+
+// newMachineOn has networks that leave by up.
+func newMachineOn(t testing.TB, up *proxy.Upstream) *machine {
 	t.Helper()
 	lib, img := imagetest.Base(t)
-	m := &machine{t: t, dir: t.TempDir(), lib: lib, img: img}
+	m := &machine{t: t, dir: t.TempDir(), lib: lib, img: img, up: up}
 	m.open()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -45,6 +52,9 @@ func newMachine(t *testing.T) *machine {
 			t.Error(err)
 		}
 		if _, err := m.drv.Sweep(ctx, nil); err != nil {
+			t.Error(err)
+		}
+		if err := m.closeNetworks(); err != nil {
 			t.Error(err)
 		}
 		_ = m.store.Close()
@@ -62,11 +72,23 @@ func (m *machine) open() {
 	if m.store, err = local.Open(m.dir+"/state", local.Options{}); err != nil {
 		m.t.Fatal(err)
 	}
-	m.Node, err = node.Open(ctx, node.Config{Dir: m.dir + "/node", Name: "n1", Driver: m.drv, Images: m.lib, Pool: node.PoolSettings{Min: 1, Max: 4},
+	if m.up != nil {
+		if m.nets, err = egress.Open(egress.Config{Dir: m.dir + "/networks", Upstream: m.up}); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	m.Node, err = node.Open(ctx, node.Config{Dir: m.dir + "/node", Name: "n1", Networks: m.nets, Driver: m.drv, Images: m.lib, Pool: node.PoolSettings{Min: 1, Max: 4},
 		State: &node.StateConfig{Store: m.store, Plain: m.dir + "/plain"}, VolumeDir: m.dir + "/volumes"})
 	if err != nil {
 		m.t.Fatal(err)
 	}
+}
+
+func (m *machine) closeNetworks() error {
+	if m.nets == nil {
+		return nil
+	}
+	return m.nets.Close()
 }
 
 func (m *machine) restart() {
@@ -74,7 +96,7 @@ func (m *machine) restart() {
 	if err := m.Node.Close(); err != nil {
 		m.t.Fatal(err)
 	}
-	if err := errors.Join(m.drv.Close(), m.store.Close()); err != nil {
+	if err := errors.Join(m.drv.Close(), m.store.Close(), m.closeNetworks()); err != nil {
 		m.t.Fatal(err)
 	}
 	m.open()

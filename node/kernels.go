@@ -67,6 +67,12 @@ func (n *Node) destroy(k runtime.Kernel) error {
 		n.log.Error("destroy failed", "kernel", k.ID(), "err", err)
 		return err
 	}
+	if n.cfg.Networks != nil {
+		if err := n.cfg.Networks.Remove(k.ID()); err != nil {
+			n.log.Error("the network of a kernel that is gone stays", "kernel", k.ID(), "err", err)
+			return err
+		}
+	}
 	n.kernels.remove(k.ID())
 	return nil
 }

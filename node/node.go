@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cove-sandbox/cove/egress"
 	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -31,7 +32,9 @@ type Config struct {
 	State  *StateConfig // nil: no snapshots and no cold standby
 	// VolumeDir holds the volumes; "" = none.
 	VolumeDir string
-	Logger    *slog.Logger // nil = discard
+	// Networks of sandboxes that have one; nil: none can. Stays the caller's to close.
+	Networks *egress.Networks
+	Logger   *slog.Logger // nil = discard
 
 	// SweepEvery is how often what runs is compared with what should; default
 	// one minute, zero takes it, negative never.

@@ -52,6 +52,13 @@ func (n *Node) recover(ctx context.Context, was *state) error {
 		return sandbox.Errorf(sandbox.Unavailable, "node.open", "remove leftovers: %w", err).
 			WithHint("the node does not start beside kernels it does not know; run cove doctor")
 	}
+	if n.cfg.Networks != nil {
+		nets, err := n.cfg.Networks.Sweep(n.kernels.snapshot())
+		if err != nil {
+			return sandbox.Errorf(sandbox.Unavailable, "node.open", "remove networks that are left: %w", err)
+		}
+		removed = append(removed, nets...)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.log.Info("recovered", "adopted", len(n.live), "gone", len(todo)-len(n.live), "swept", len(removed), "machine_restarted", rebooted)
@@ -91,6 +98,7 @@ func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 	if err := n.attachVolumes(ctx, b); err != nil {
 		n.log.Error("an adopted sandbox is without its volumes", "sandbox", id, "err", err)
 	}
+	n.adoptNetwork(ctx, b, k.ID())
 	hot := false // a guest that stands still does not answer
 	if p, ok := k.(runtime.Pauser); ok {
 		hot = p.Paused()

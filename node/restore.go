@@ -15,7 +15,7 @@ import (
 const restoreTimeout = 2 * time.Minute
 
 // restore makes a kernel that goes on from content.
-func (n *Node) restore(ctx context.Context, c runtime.Container, from sandbox.Content) (runtime.Kernel, error) {
+func (n *Node) restore(ctx context.Context, b *box, from sandbox.Content, g *guest.Client) (k runtime.Kernel, err error) {
 	if n.states == nil {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "", "this node keeps no state")
 	}
@@ -47,7 +47,16 @@ func (n *Node) restore(ctx context.Context, c runtime.Container, from sandbox.Co
 		n.blanks.giveBack(m.b)
 		return nil, sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot restore memory", n.cfg.Driver.Name())
 	}
-	k, err := r.Restore(ctx, dir, cp, c)
+	err = n.connected(ctx, b, m.b.ID(), func(c runtime.Container) (err error) {
+		c.Guest = g
+		k, err = r.Restore(ctx, dir, cp, c)
+		return err
+	})
+	if err != nil && n.cfg.Networks != nil {
+		if rerr := n.cfg.Networks.Remove(m.b.ID()); rerr != nil {
+			n.log.Error("the network of a kernel that is gone stays", "kernel", m.b.ID(), "err", rerr)
+		}
+	}
 	switch {
 	case err == nil:
 		return k, nil
@@ -77,7 +86,7 @@ func (n *Node) CreateFrom(ctx context.Context, sb sandbox.Sandbox, img sandbox.I
 	b.needs = slices.Clone(from.Content.Needs)
 	var k runtime.Kernel
 	if err = n.attachVolumes(rctx, b); err == nil {
-		k, err = n.restore(rctx, b.container, from.Content)
+		k, err = n.restore(rctx, b, from.Content, nil)
 	}
 	if err == nil {
 		if err = n.journal.append(record{Kind: recCreated, ID: b.id, Entry: n.entryOf(b, k)}); err != nil {
@@ -193,13 +202,13 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 // embody gives a box a kernel that is what the snapshot says.
 func (n *Node) embody(ctx context.Context, b *box, from sandbox.Snapshot) (runtime.Kernel, error) {
 	if from.Kind == sandbox.MemorySnapshot {
-		return n.restore(ctx, b.container, from.Content)
+		return n.restore(ctx, b, from.Content, nil)
 	}
 	k, err := n.pool.take(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := k.Attach(ctx, b.container); err != nil {
+	if err := n.connected(ctx, b, k.ID(), func(c runtime.Container) error { return k.Attach(ctx, c) }); err != nil {
 		n.discard(k)
 		return nil, err
 	}

@@ -244,9 +244,7 @@ func (n *Node) warm(b *box) error {
 	if err := n.room(ctx, b); err != nil {
 		return err
 	}
-	c := b.container
-	c.Guest = b.waiting
-	k, err := n.restore(ctx, c, *b.cold)
+	k, err := n.restore(ctx, b, *b.cold, b.waiting)
 	if err == nil {
 		err = n.journal.append(record{Kind: recCreated, ID: b.id, Entry: n.entryOf(b, k)})
 		if err != nil {

@@ -21,6 +21,8 @@ type record struct {
 	End     *sandbox.End     `json:"end,omitempty"`     // ended
 	Cold    *sandbox.Content `json:"cold,omitempty"`    // cold
 	Needs   []string         `json:"needs,omitempty"`   // mounted
+	Network *sandbox.Network `json:"network,omitempty"` // network
+	Nth     int64            `json:"nth,omitempty"`     // network: its generation
 }
 
 type recordKind string
@@ -31,7 +33,8 @@ const (
 	recReset   recordKind = "reset"
 	recExpiry  recordKind = "expiry"
 	recMounted recordKind = "mounted" // a directory snapshot
-	recCold    recordKind = "cold"    // its kernel is gone, its state is in the store; created again when it wakes
+	recNetwork recordKind = "network"
+	recCold    recordKind = "cold" // its kernel is gone, its state is in the store; created again when it wakes
 	recEnded   recordKind = "ended"
 	recForgot  recordKind = "forgot" // its end was acknowledged, or it was never handed out
 )
@@ -85,6 +88,10 @@ func (s *state) apply(r record) {
 		e.Sandbox.ExpiresAt = r.Expires
 	case recCold:
 		e.Cold = r.Cold
+	case recNetwork:
+		if r.Network != nil {
+			e.Sandbox.Spec.Network, e.Sandbox.NetworkGeneration = *r.Network, r.Nth
+		}
 	case recMounted:
 		e.Needs = r.Needs
 	case recEnded:

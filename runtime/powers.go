@@ -2,6 +2,8 @@ package runtime
 
 import (
 	"context"
+	"net"
+	"net/netip"
 	"os"
 )
 
@@ -83,4 +85,23 @@ type Differ interface {
 // which the file must be there under its name, and goes with the next Reset.
 type Mounter interface {
 	Mount(ctx context.Context, erofs, path string) error
+}
+
+// Plugger is a kernel that can be given its network device while it runs, as
+// Container.Device does at the start. Once only. The device stays across Reset,
+// Pause and Checkpoint and is not part of a checkpoint: who restores brings one.
+type Plugger interface {
+	Plug(ctx context.Context, d Device) error
+}
+
+// Device is a network device made on the host. The kernel sends and receives
+// Ethernet frames on File, which stays the caller's to close.
+type Device struct {
+	File      *os.File // a packet socket with PACKET_VNET_HDR
+	MTU       int
+	GSO       uint32 // largest segment that may be sent; 0 = MTU
+	MAC       net.HardwareAddr
+	Addresses []netip.Prefix
+	Gateways  []netip.Addr // default routes, one of a family at most
+	GateMAC   net.HardwareAddr
 }

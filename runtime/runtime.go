@@ -15,6 +15,7 @@ package runtime
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"time"
 
@@ -36,6 +37,7 @@ type Capabilities struct {
 	Diff       bool // Differ
 	Mount      bool // Mounter
 	Volumes    bool // host directories can be mounted into a container
+	Network    bool // Plugger, and Container.Device
 }
 
 // Driver makes and finds kernels. Safe for concurrent use.
@@ -102,6 +104,9 @@ type Container struct {
 	Env       map[string]string // over the image's
 	Resources sandbox.Resources
 	Volumes   []Volume // no target in another
+	Device    *Device  // nil = no network but the loopback; of no meaning to Reset, which keeps what is there
+	// Resolvers are written to /etc/resolv.conf; none: it stays as it is in the image.
+	Resolvers []netip.Addr
 
 	// Guest is of the kernel that a checkpoint being restored was made of, and
 	// outlived it: a driver that can makes it the new kernel's. nil = none.

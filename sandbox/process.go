@@ -69,6 +69,10 @@ type ProcessEnd struct {
 	End
 	OutputBytes int64         `json:"output_bytes"` // total produced, held or not
 	Duration    time.Duration `json:"duration"`
+
+	// EgressDenied counts what the network policy denied the sandbox while the
+	// process was followed. Informative.
+	EgressDenied int64 `json:"egress_denied,omitempty"`
 }
 
 // Process is one entry of the list of processes started through the API.

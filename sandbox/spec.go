@@ -26,6 +26,7 @@ type Spec struct {
 	Snapshot    string            `json:"snapshot,omitempty"`     // name or id of what to start from; Image is then the snapshot's
 	Template    string            `json:"template,omitempty"`     // "name" or "name@version" of what to start from
 	Volumes     []VolumeMount     `json:"volumes,omitempty"`
+	Network     Network           `json:"network,omitzero"`
 }
 
 // State of a sandbox. Transitions only go down the list.
@@ -54,6 +55,8 @@ type Sandbox struct {
 	Standby   Standby   `json:"standby,omitempty"`   // as the node says now
 
 	PublicPorts []int `json:"public_ports,omitempty"` // sorted; what the gateway shows to anyone
+	// NetworkGeneration counts the policies of Spec.Network: 1 after creation.
+	NetworkGeneration int64 `json:"network_generation,omitempty"`
 }
 
 // Stats is what a sandbox uses now, seen from the host: code inside cannot

@@ -15,11 +15,12 @@ import (
 type Defaults struct {
 	Image     string
 	Resources Resources // MemoryLimit 0 = the sandbox's Memory
+	Network   NetworkMode
 }
 
 // StandardDefaults are those of a server that is told nothing else.
 func StandardDefaults() Defaults {
-	return Defaults{Image: "base", Resources: Resources{MilliCPU: 1000, Memory: 512 * MiB, Disk: 10 * GiB, Pids: 1024}}
+	return Defaults{Image: "base", Resources: Resources{MilliCPU: 1000, Memory: 512 * MiB, Disk: 10 * GiB, Pids: 1024}, Network: NetworkNone}
 }
 
 // Limits bound what a Spec may ask for at all. What is free now is admission's
@@ -91,6 +92,9 @@ func (s Spec) WithDefaults(d Defaults) Spec {
 	fill(&r.MemoryLimit, max(d.Resources.MemoryLimit, r.Memory))
 	fill(&r.Disk, d.Resources.Disk)
 	fill(&r.Pids, d.Resources.Pids)
+	if s.Snapshot == "" && s.Template == "" { // those may bring one
+		s.Network = s.Network.WithDefault(d.Network)
+	}
 	return s
 }
 

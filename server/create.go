@@ -203,6 +203,9 @@ func (s *Server) create(ctx context.Context, spec sandbox.Spec, idem store.Idemp
 	if err := probe.Validate(s.cfg.Limits); err != nil {
 		return sandbox.Sandbox{}, 0, err
 	}
+	if err := validateNetwork("spec.network", probe.Network.WithDefault(s.cfg.Defaults.Network)); err != nil {
+		return sandbox.Sandbox{}, 0, err
+	}
 	resolving, cancel := context.WithTimeout(context.WithoutCancel(ctx), prepareTimeout)
 	defer cancel()
 	spec, o, err := s.resolve(resolving, spec)
@@ -211,6 +214,10 @@ func (s *Server) create(ctx context.Context, spec sandbox.Spec, idem store.Idemp
 	}
 	defer o.release()
 	if err := spec.Validate(s.cfg.Limits); err != nil {
+		return sandbox.Sandbox{}, 0, err
+	}
+	spec.Network = spec.Network.WithDefault(s.cfg.Defaults.Network)
+	if err := validateNetwork("spec.network", spec.Network); err != nil {
 		return sandbox.Sandbox{}, 0, err
 	}
 	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), createTimeout)

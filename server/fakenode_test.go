@@ -24,6 +24,8 @@ type fakeNode struct {
 	onReset  func() error
 	onBulk   func(op guest.BulkOp) error // before anything is moved
 
+	fakeNetworks // guarded by mu
+
 	lib   *fakeLibrary
 	ended chan string
 

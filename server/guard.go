@@ -142,6 +142,20 @@ func (g *guard) Dial(ctx context.Context, id string, port int) (net.Conn, func()
 	return g.node.Dial(ctx, id, port)
 }
 
+func (g *guard) SetNetwork(ctx context.Context, id string, n sandbox.Network) (int64, error) {
+	if err := g.may(ctx, id); err != nil {
+		return 0, err
+	}
+	return g.node.SetNetwork(ctx, id, n)
+}
+
+func (g *guard) NetworkStatus(ctx context.Context, id string, flows int) (sandbox.NetworkStatus, error) {
+	if err := g.may(ctx, id); err != nil {
+		return sandbox.NetworkStatus{}, err
+	}
+	return g.node.NetworkStatus(ctx, id, flows)
+}
+
 func (g *guard) Kill(ctx context.Context, id string, end sandbox.End) error {
 	if err := g.may(ctx, id); err != nil {
 		return err

@@ -50,6 +50,7 @@ type Node interface {
 	Images() ImageLibrary
 
 	StateNode
+	NetworkNode
 }
 
 // Capacity is what a node has and has given out.

@@ -84,6 +84,9 @@ func inherit(spec sandbox.Spec, snap sandbox.Snapshot) sandbox.Spec {
 	if snap.Kind == sandbox.MemorySnapshot && len(spec.Volumes) == 0 {
 		spec.Volumes = from.Volumes
 	}
+	if spec.Network.IsZero() {
+		spec.Network = from.Network
+	}
 	return spec
 }
 
@@ -273,6 +276,8 @@ func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) 
 		Episode:   1,
 		CreatedAt: now,
 		Lineage:   b.lineage,
+
+		NetworkGeneration: 1,
 	}
 	if b.spec.Timeout > 0 {
 		sb.ExpiresAt = now.Add(b.spec.Timeout)

@@ -152,6 +152,7 @@ func (s *Server) stream(ctx context.Context, id string, out *connect.ServerStrea
 	defer release()
 	resets := s.ends.resetCount(id)
 	began := time.Now()
+	denied := s.denied(ctx, id)
 	p := newPump(out.Send, batchFrom(ctx), s.cfg.KeepAlive)
 	err = p.run(ctx, func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error { return follow(ctx, g, sink) })
 	switch {
@@ -161,7 +162,9 @@ func (s *Server) stream(ctx context.Context, id string, out *connect.ServerStrea
 		if suspicious(p.end.End) {
 			p.batch.release(true) // the output need not wait with it
 		}
-		return p.finish(s.correctEnd(ctx, id, resets, *p.end))
+		end := s.correctEnd(ctx, id, resets, *p.end)
+		end.EgressDenied = max(0, s.denied(ctx, id)-denied)
+		return p.finish(end)
 	case err == nil:
 		err = &sandbox.Error{Class: sandbox.Unavailable, Msg: "the stream ended before the process", Hint: "attach again by its exec_id"}
 	}

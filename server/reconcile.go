@@ -111,16 +111,20 @@ func (s *Server) reconcile(ctx context.Context) error {
 const reconcileWidth = 32
 
 // keep brings the record of a live sandbox and the node's idea of it together.
-// The node knows the episode and the image, because a reset or restore happens
-// there first. The store knows the expiry, because SetTimeout writes there first.
+// The node knows the episode, the image and the network, because a reset, a
+// restore or another policy happens there first. The store knows the expiry, because SetTimeout writes there first.
 func (s *Server) keep(ctx context.Context, rec, on sandbox.Sandbox) error {
 	otherImage := on.ImageID != "" && on.ImageID != rec.ImageID
-	if rec.State != sandbox.Running || rec.Episode != on.Episode || otherImage {
+	otherNetwork := on.NetworkGeneration != rec.NetworkGeneration
+	if rec.State != sandbox.Running || rec.Episode != on.Episode || otherImage || otherNetwork {
 		_, err := s.store.UpdateSandbox(ctx, rec.ID, func(sb *sandbox.Sandbox) error {
 			// An ending that the old server never finished: whoever asked for it asks again.
 			sb.State, sb.Episode = sandbox.Running, on.Episode
 			if otherImage {
 				sb.ImageID = on.ImageID
+			}
+			if otherNetwork {
+				sb.Spec.Network, sb.NetworkGeneration = on.Spec.Network, on.NetworkGeneration
 			}
 			return nil
 		})

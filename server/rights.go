@@ -34,6 +34,7 @@ var classes = map[string]sandbox.Role{
 	"Sandboxes/Resume":      sandbox.DeveloperRole,
 	"Sandboxes/Fork":        sandbox.DeveloperRole,
 	"Sandboxes/Restore":     sandbox.DeveloperRole,
+	"Sandboxes/SetNetwork":  sandbox.DeveloperRole,
 
 	"Processes/Start":      sandbox.DeveloperRole,
 	"Processes/Attach":     sandbox.ReadonlyRole, // reads output

@@ -292,6 +292,8 @@ var attacks = map[string][]attack{
 	"Sandboxes/Pause":       {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$BOX","cold":true}`, "not_found"}},
 	"Sandboxes/Resume":      {{`{"id":"$BOX"}`, "not_found"}},
 	"Sandboxes/Fork":        {{`{"id":"$BOX","count":1}`, "not_found"}, {`{"snapshot":"$MEM","count":1}`, "not_found"}, {`{"snapshot":"red-filesystem","count":1}`, "not_found"}},
+	"Sandboxes/SetNetwork":  {{`{"id":"$BOX","network":{"mode":"public"}}`, "not_found"}},
+	"Sandboxes/GetNetwork":  {{`{"id":"$BOX"}`, "not_found"}},
 	"Sandboxes/Restore":     {{`{"id":"$BOX","snapshot":"$MEM"}`, "not_found"}, {`{"id":"$OWN","snapshot":"$MEM"}`, "not_found"}, {`{"id":"$BOX","snapshot":"$OWNSNAP"}`, "not_found"}},
 	"Sandboxes/Tree":        {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$MEM"}`, "not_found"}, {`{"id":"red-memory"}`, "not_found"}},
 

@@ -74,7 +74,7 @@ func ProcessSpecFrom(p *covev1.ProcessSpec) (sandbox.ProcessSpec, error) {
 }
 
 func ProcessEnd(e sandbox.ProcessEnd) *covev1.ProcessEnd {
-	return &covev1.ProcessEnd{End: End(e.End), OutputBytes: e.OutputBytes, Duration: durationpb.New(e.Duration)}
+	return &covev1.ProcessEnd{End: End(e.End), OutputBytes: e.OutputBytes, Duration: durationpb.New(e.Duration), EgressDenied: e.EgressDenied}
 }
 
 func ProcessEndFrom(p *covev1.ProcessEnd) sandbox.ProcessEnd {
@@ -82,6 +82,8 @@ func ProcessEndFrom(p *covev1.ProcessEnd) sandbox.ProcessEnd {
 		End:         EndFrom(p.GetEnd()),
 		OutputBytes: p.GetOutputBytes(),
 		Duration:    p.GetDuration().AsDuration(),
+
+		EgressDenied: p.GetEgressDenied(),
 	}
 }
 

@@ -111,6 +111,7 @@ func Spec(s sandbox.Spec) *covev1.SandboxSpec {
 		Snapshot:    s.Snapshot,
 		Template:    s.Template,
 		Volumes:     volumeMounts(s.Volumes),
+		Network:     Network(s.Network),
 	}
 }
 
@@ -131,6 +132,10 @@ func SpecFrom(s *covev1.SandboxSpec) (sandbox.Spec, error) {
 	if err != nil {
 		return sandbox.Spec{}, err
 	}
+	network, err := NetworkFrom(s.Network)
+	if err != nil {
+		return sandbox.Spec{}, err
+	}
 	return sandbox.Spec{
 		Image:       s.Image,
 		Resources:   r,
@@ -142,6 +147,7 @@ func SpecFrom(s *covev1.SandboxSpec) (sandbox.Spec, error) {
 		Snapshot:    s.Snapshot,
 		Template:    s.Template,
 		Volumes:     volumeMountsFrom(s.Volumes),
+		Network:     network,
 	}, nil
 }
 
@@ -181,6 +187,8 @@ func Sandbox(s sandbox.Sandbox) *covev1.Sandbox {
 		Parent:    s.Lineage.Parent,
 		Ancestors: s.Lineage.Ancestors,
 		Standby:   string(s.Standby),
+
+		NetworkGeneration: s.NetworkGeneration,
 	}
 	for _, port := range s.PublicPorts {
 		p.PublicPorts = append(p.PublicPorts, int32(port))
@@ -212,6 +220,8 @@ func SandboxFrom(p *covev1.Sandbox) (sandbox.Sandbox, error) {
 		ExpiresAt: TimeFrom(p.ExpiresAt),
 		Lineage:   sandbox.Lineage{Parent: p.Parent, Ancestors: p.Ancestors},
 		Standby:   sandbox.Standby(p.Standby),
+
+		NetworkGeneration: p.NetworkGeneration,
 	}
 	for _, port := range p.PublicPorts {
 		s.PublicPorts = append(s.PublicPorts, int(port))

@@ -37,6 +37,7 @@ import (
 //	checkpoints/  such content as a kernel reads it, while one does
 //	volumes/  volumes
 //	tls/      the authority of --tls-self, and certificates of --tls-acme
+//	networks/  network namespaces of sandboxes, mounted
 type places struct{ dir string }
 
 func (p places) database() string { return filepath.Join(p.dir, "cove.db") }
@@ -192,5 +193,5 @@ func reap(ctx context.Context, c cli.ServeConfig) ([]string, error) {
 	}
 	defer driver.Close()
 	removed, err := driver.Sweep(ctx, nil)
-	return removed, errors.Join(err, at.unmount(ctx))
+	return removed, errors.Join(err, at.removeNetworks(), at.unmount(ctx))
 }

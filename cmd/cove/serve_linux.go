@@ -96,9 +96,17 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 		defer os.RemoveAll(state.Plain)
 	}
 
+	networks, err := openNetworks(c, at, driver, log)
+	if err != nil {
+		return err
+	}
+	if networks != nil {
+		defer closing(&err, "networks", networks.Close)
+	}
+
 	started := time.Now()
 	n, err := node.Open(ctx, node.Config{Dir: at.node(), Name: nodeName(c), Driver: driver, Images: library, Logger: log,
-		State: state, VolumeDir: at.volumes()})
+		State: state, VolumeDir: at.volumes(), Networks: networks})
 	if err != nil {
 		return explain(ctx, c, log, err)
 	}
@@ -108,8 +116,10 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	if err != nil {
 		return err
 	}
-	conf := server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Ports: gate,
-		QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
+	defaults := sandbox.StandardDefaults()
+	defaults.Network = sandbox.NetworkMode(c.Network)
+	conf := server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Defaults: defaults,
+		Ports: gate, QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
 	signer, err := openSSH(c, at)
 	if err != nil {
 		return err

@@ -234,6 +234,11 @@ func (a *Agent) enter(r wire.Req) error {
 	if err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, "guest.enter", "%w", err)
 	}
+	if r.Resolv != "" {
+		if err := a.space.resolv(r.Resolv); err != nil {
+			return sandbox.Errorf(sandbox.Unavailable, "guest.enter", "resolv.conf: %w", err)
+		}
+	}
 	ep := newEpisode(a.space, r, a.budget)
 	if !home {
 		if err := ep.makeWorkdir(); err != nil {

@@ -14,6 +14,8 @@ type Space interface {
 	enter(initPID int, pids int64, workdir string) (home bool, err error)
 	// prepare does ahead what it can of an enter to come.
 	prepare(initPID int, pids int64, workdir string) error
+	// resolv writes /etc/resolv.conf.
+	resolv(content string) error
 	// rest undoes prepare, and lets go of containers that were left.
 	rest()
 	// forFiles is another space of the same kind that starts no processes.

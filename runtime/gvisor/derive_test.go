@@ -103,7 +103,7 @@ func derivedKernel(t *testing.T, d *Driver, lib *image.Library, img sandbox.Imag
 	return k.(*Kernel)
 }
 
-func runIn(t *testing.T, k *Kernel, script string) string {
+func runIn(t testing.TB, k *Kernel, script string) string {
 	t.Helper()
 	var out, msg bytes.Buffer
 	err := k.Guest().Start(t.Context(), sandbox.ProcessSpec{ExecID: sandbox.NewID(rand.Reader), Command: script}, 0, func(e sandbox.ProcessEvent) error {

@@ -129,7 +129,7 @@ func (d *Driver) SFTP() []string {
 
 func (d *Driver) Capabilities() runtime.Capabilities {
 	return runtime.Capabilities{Isolated: true, Limits: true, Adopt: true,
-		Pause: true, Checkpoint: true, Processes: true, Diff: true, Mount: true, Volumes: true}
+		Pause: true, Checkpoint: true, Processes: true, Diff: true, Mount: true, Volumes: true, Network: true}
 }
 
 // Close leaves kernels running, without a connection to their guests: one that

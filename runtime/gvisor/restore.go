@@ -86,10 +86,10 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 	if err := k.d.groups.limit(k.id, wide); err != nil {
 		return err
 	}
-	// network=none gives it the loopback, as at a start: see newConf.
-	if err := k.sb.Restore(k.d.start, root, k.id, dir, false /* direct */, true /* background */, nil); err != nil {
+	if err := k.sb.Restore(k.d.start, root, k.id, dir, false /* direct */, true /* background */, linksOf(c.Device, true)); err != nil {
 		return err
 	}
+	k.plugged = c.Device != nil
 	cid := containerName(1)
 	if err := k.restoreContainer(c, cid, was.Mounts); err != nil {
 		return err

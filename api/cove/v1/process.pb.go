@@ -536,10 +536,13 @@ func (x *ProcessLost) GetTo() int64 {
 }
 
 type ProcessEnd struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	End           *End                   `protobuf:"bytes,1,opt,name=end,proto3" json:"end,omitempty"`
-	OutputBytes   int64                  `protobuf:"varint,2,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"`
-	Duration      *durationpb.Duration   `protobuf:"bytes,3,opt,name=duration,proto3" json:"duration,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	End         *End                   `protobuf:"bytes,1,opt,name=end,proto3" json:"end,omitempty"`
+	OutputBytes int64                  `protobuf:"varint,2,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"`
+	Duration    *durationpb.Duration   `protobuf:"bytes,3,opt,name=duration,proto3" json:"duration,omitempty"`
+	// What the network policy denied the sandbox, whichever process tried, while
+	// the stream that ends with this followed the process. Informative.
+	EgressDenied  int64 `protobuf:"varint,20,opt,name=egress_denied,json=egressDenied,proto3" json:"egress_denied,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -593,6 +596,13 @@ func (x *ProcessEnd) GetDuration() *durationpb.Duration {
 		return x.Duration
 	}
 	return nil
+}
+
+func (x *ProcessEnd) GetEgressDenied() int64 {
+	if x != nil {
+		return x.EgressDenied
+	}
+	return 0
 }
 
 type ProcessEvent struct {
@@ -1573,12 +1583,13 @@ const file_cove_v1_process_proto_rawDesc = "" +
 	"\x04data\x18\x03 \x01(\fR\x04data\"1\n" +
 	"\vProcessLost\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\x03R\x04from\x12\x0e\n" +
-	"\x02to\x18\x02 \x01(\x03R\x02to\"\x86\x01\n" +
+	"\x02to\x18\x02 \x01(\x03R\x02to\"\xab\x01\n" +
 	"\n" +
 	"ProcessEnd\x12\x1e\n" +
 	"\x03end\x18\x01 \x01(\v2\f.cove.v1.EndR\x03end\x12!\n" +
 	"\foutput_bytes\x18\x02 \x01(\x03R\voutputBytes\x125\n" +
-	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\x88\x02\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12#\n" +
+	"\regress_denied\x18\x14 \x01(\x03R\fegressDenied\"\x88\x02\n" +
 	"\fProcessEvent\x123\n" +
 	"\astarted\x18\x01 \x01(\v2\x17.cove.v1.ProcessStartedH\x00R\astarted\x120\n" +
 	"\x06output\x18\x02 \x01(\v2\x16.cove.v1.ProcessOutputH\x00R\x06output\x12*\n" +

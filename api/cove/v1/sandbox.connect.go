@@ -62,6 +62,10 @@ const (
 	SandboxesForkProcedure = "/cove.v1.Sandboxes/Fork"
 	// SandboxesRestoreProcedure is the fully-qualified name of the Sandboxes's Restore RPC.
 	SandboxesRestoreProcedure = "/cove.v1.Sandboxes/Restore"
+	// SandboxesSetNetworkProcedure is the fully-qualified name of the Sandboxes's SetNetwork RPC.
+	SandboxesSetNetworkProcedure = "/cove.v1.Sandboxes/SetNetwork"
+	// SandboxesGetNetworkProcedure is the fully-qualified name of the Sandboxes's GetNetwork RPC.
+	SandboxesGetNetworkProcedure = "/cove.v1.Sandboxes/GetNetwork"
 	// SandboxesTreeProcedure is the fully-qualified name of the Sandboxes's Tree RPC.
 	SandboxesTreeProcedure = "/cove.v1.Sandboxes/Tree"
 )
@@ -97,6 +101,11 @@ type SandboxesClient interface {
 	Fork(context.Context, *connect.Request[ForkRequest]) (*connect.Response[ForkResponse], error)
 	// Restore rolls a live sandbox back to a snapshot in place: it keeps its id.
 	Restore(context.Context, *connect.Request[RestoreRequest]) (*connect.Response[RestoreResponse], error)
+	// SetNetwork puts another network policy in force. When it returns, no
+	// connection that the policy denies is open any more.
+	SetNetwork(context.Context, *connect.Request[SetNetworkRequest]) (*connect.Response[SetNetworkResponse], error)
+	// GetNetwork is the policy in force and the last flows.
+	GetNetwork(context.Context, *connect.Request[GetNetworkRequest]) (*connect.Response[GetNetworkResponse], error)
 	// Tree is everything that hangs together with a sandbox or snapshot.
 	Tree(context.Context, *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error)
 }
@@ -187,6 +196,19 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("Restore")),
 			connect.WithClientOptions(opts...),
 		),
+		setNetwork: connect.NewClient[SetNetworkRequest, SetNetworkResponse](
+			httpClient,
+			baseURL+SandboxesSetNetworkProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("SetNetwork")),
+			connect.WithClientOptions(opts...),
+		),
+		getNetwork: connect.NewClient[GetNetworkRequest, GetNetworkResponse](
+			httpClient,
+			baseURL+SandboxesGetNetworkProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("GetNetwork")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
 		tree: connect.NewClient[TreeRequest, TreeResponse](
 			httpClient,
 			baseURL+SandboxesTreeProcedure,
@@ -211,6 +233,8 @@ type sandboxesClient struct {
 	resume      *connect.Client[ResumeRequest, ResumeResponse]
 	fork        *connect.Client[ForkRequest, ForkResponse]
 	restore     *connect.Client[RestoreRequest, RestoreResponse]
+	setNetwork  *connect.Client[SetNetworkRequest, SetNetworkResponse]
+	getNetwork  *connect.Client[GetNetworkRequest, GetNetworkResponse]
 	tree        *connect.Client[TreeRequest, TreeResponse]
 }
 
@@ -274,6 +298,16 @@ func (c *sandboxesClient) Restore(ctx context.Context, req *connect.Request[Rest
 	return c.restore.CallUnary(ctx, req)
 }
 
+// SetNetwork calls cove.v1.Sandboxes.SetNetwork.
+func (c *sandboxesClient) SetNetwork(ctx context.Context, req *connect.Request[SetNetworkRequest]) (*connect.Response[SetNetworkResponse], error) {
+	return c.setNetwork.CallUnary(ctx, req)
+}
+
+// GetNetwork calls cove.v1.Sandboxes.GetNetwork.
+func (c *sandboxesClient) GetNetwork(ctx context.Context, req *connect.Request[GetNetworkRequest]) (*connect.Response[GetNetworkResponse], error) {
+	return c.getNetwork.CallUnary(ctx, req)
+}
+
 // Tree calls cove.v1.Sandboxes.Tree.
 func (c *sandboxesClient) Tree(ctx context.Context, req *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error) {
 	return c.tree.CallUnary(ctx, req)
@@ -310,6 +344,11 @@ type SandboxesHandler interface {
 	Fork(context.Context, *connect.Request[ForkRequest]) (*connect.Response[ForkResponse], error)
 	// Restore rolls a live sandbox back to a snapshot in place: it keeps its id.
 	Restore(context.Context, *connect.Request[RestoreRequest]) (*connect.Response[RestoreResponse], error)
+	// SetNetwork puts another network policy in force. When it returns, no
+	// connection that the policy denies is open any more.
+	SetNetwork(context.Context, *connect.Request[SetNetworkRequest]) (*connect.Response[SetNetworkResponse], error)
+	// GetNetwork is the policy in force and the last flows.
+	GetNetwork(context.Context, *connect.Request[GetNetworkRequest]) (*connect.Response[GetNetworkResponse], error)
 	// Tree is everything that hangs together with a sandbox or snapshot.
 	Tree(context.Context, *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error)
 }
@@ -396,6 +435,19 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("Restore")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesSetNetworkHandler := connect.NewUnaryHandler(
+		SandboxesSetNetworkProcedure,
+		svc.SetNetwork,
+		connect.WithSchema(sandboxesMethods.ByName("SetNetwork")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxesGetNetworkHandler := connect.NewUnaryHandler(
+		SandboxesGetNetworkProcedure,
+		svc.GetNetwork,
+		connect.WithSchema(sandboxesMethods.ByName("GetNetwork")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesTreeHandler := connect.NewUnaryHandler(
 		SandboxesTreeProcedure,
 		svc.Tree,
@@ -429,6 +481,10 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesForkHandler.ServeHTTP(w, r)
 		case SandboxesRestoreProcedure:
 			sandboxesRestoreHandler.ServeHTTP(w, r)
+		case SandboxesSetNetworkProcedure:
+			sandboxesSetNetworkHandler.ServeHTTP(w, r)
+		case SandboxesGetNetworkProcedure:
+			sandboxesGetNetworkHandler.ServeHTTP(w, r)
 		case SandboxesTreeProcedure:
 			sandboxesTreeHandler.ServeHTTP(w, r)
 		default:
@@ -486,6 +542,14 @@ func (UnimplementedSandboxesHandler) Fork(context.Context, *connect.Request[Fork
 
 func (UnimplementedSandboxesHandler) Restore(context.Context, *connect.Request[RestoreRequest]) (*connect.Response[RestoreResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.Restore is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) SetNetwork(context.Context, *connect.Request[SetNetworkRequest]) (*connect.Response[SetNetworkResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.SetNetwork is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) GetNetwork(context.Context, *connect.Request[GetNetworkRequest]) (*connect.Response[GetNetworkResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.GetNetwork is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Tree(context.Context, *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error) {

@@ -172,6 +172,7 @@ type SandboxSpec struct {
 	Snapshot      string                 `protobuf:"bytes,8,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                          // name or id to start from; not with image or template
 	Template      string                 `protobuf:"bytes,9,opt,name=template,proto3" json:"template,omitempty"`                          // "name" or "name@version"; not with image or snapshot
 	Volumes       []*VolumeMount         `protobuf:"bytes,10,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Network       *Network               `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"` // unset: the server's default
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -272,6 +273,13 @@ func (x *SandboxSpec) GetTemplate() string {
 func (x *SandboxSpec) GetVolumes() []*VolumeMount {
 	if x != nil {
 		return x.Volumes
+	}
+	return nil
+}
+
+func (x *SandboxSpec) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
 	}
 	return nil
 }
@@ -417,22 +425,23 @@ func (x *End) GetAt() *timestamppb.Timestamp {
 }
 
 type Sandbox struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Spec          *SandboxSpec           `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`                      // with defaults filled in
-	ImageId       string                 `protobuf:"bytes,3,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"` // digest the image reference resolved to
-	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
-	State         SandboxState           `protobuf:"varint,5,opt,name=state,proto3,enum=cove.v1.SandboxState" json:"state,omitempty"`
-	Episode       int64                  `protobuf:"varint,6,opt,name=episode,proto3" json:"episode,omitempty"` // 1 after creation, +1 per reset
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
-	End           *End                   `protobuf:"bytes,9,opt,name=end,proto3" json:"end,omitempty"`                                             // only when ended
-	Parent        string                 `protobuf:"bytes,10,opt,name=parent,proto3" json:"parent,omitempty"`                                      // what it came from, or the snapshot last taken of it; "" = an image
-	Ancestors     []string               `protobuf:"bytes,11,rep,name=ancestors,proto3" json:"ancestors,omitempty"`                                // parent first
-	Standby       string                 `protobuf:"bytes,12,opt,name=standby,proto3" json:"standby,omitempty"`                                    // "" awake, "hot" frozen in memory, "cold" on disk
-	PublicPorts   []int32                `protobuf:"varint,13,rep,packed,name=public_ports,json=publicPorts,proto3" json:"public_ports,omitempty"` // the gateway shows without a token; see Ports.Set
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Id                string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Spec              *SandboxSpec           `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`                      // with defaults filled in
+	ImageId           string                 `protobuf:"bytes,3,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"` // digest the image reference resolved to
+	Node              string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	State             SandboxState           `protobuf:"varint,5,opt,name=state,proto3,enum=cove.v1.SandboxState" json:"state,omitempty"`
+	Episode           int64                  `protobuf:"varint,6,opt,name=episode,proto3" json:"episode,omitempty"` // 1 after creation, +1 per reset
+	CreatedAt         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	ExpiresAt         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	End               *End                   `protobuf:"bytes,9,opt,name=end,proto3" json:"end,omitempty"`                                                        // only when ended
+	Parent            string                 `protobuf:"bytes,10,opt,name=parent,proto3" json:"parent,omitempty"`                                                 // what it came from, or the snapshot last taken of it; "" = an image
+	Ancestors         []string               `protobuf:"bytes,11,rep,name=ancestors,proto3" json:"ancestors,omitempty"`                                           // parent first
+	Standby           string                 `protobuf:"bytes,12,opt,name=standby,proto3" json:"standby,omitempty"`                                               // "" awake, "hot" frozen in memory, "cold" on disk
+	PublicPorts       []int32                `protobuf:"varint,13,rep,packed,name=public_ports,json=publicPorts,proto3" json:"public_ports,omitempty"`            // the gateway shows without a token; see Ports.Set
+	NetworkGeneration int64                  `protobuf:"varint,20,opt,name=network_generation,json=networkGeneration,proto3" json:"network_generation,omitempty"` // of spec.network: 1 after creation, +1 with each SetNetwork
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
@@ -554,6 +563,13 @@ func (x *Sandbox) GetPublicPorts() []int32 {
 		return x.PublicPorts
 	}
 	return nil
+}
+
+func (x *Sandbox) GetNetworkGeneration() int64 {
+	if x != nil {
+		return x.NetworkGeneration
+	}
+	return 0
 }
 
 type CreateSandboxRequest struct {
@@ -2040,13 +2056,13 @@ var File_cove_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x15cove/v1/sandbox.proto\x12\acove.v1\x1a\x13cove/v1/admin.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x80\x01\n" +
+	"\x15cove/v1/sandbox.proto\x12\acove.v1\x1a\x13cove/v1/admin.proto\x1a\x15cove/v1/network.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x80\x01\n" +
 	"\tResources\x12\x10\n" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\x03R\x06memory\x12!\n" +
 	"\fmemory_limit\x18\x03 \x01(\x03R\vmemoryLimit\x12\x12\n" +
 	"\x04disk\x18\x04 \x01(\x03R\x04disk\x12\x12\n" +
-	"\x04pids\x18\x05 \x01(\x03R\x04pids\"\xa7\x04\n" +
+	"\x04pids\x18\x05 \x01(\x03R\x04pids\"\xd3\x04\n" +
 	"\vSandboxSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x120\n" +
 	"\tresources\x18\x02 \x01(\v2\x12.cove.v1.ResourcesR\tresources\x12/\n" +
@@ -2058,7 +2074,8 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\bsnapshot\x18\b \x01(\tR\bsnapshot\x12\x1a\n" +
 	"\btemplate\x18\t \x01(\tR\btemplate\x12.\n" +
 	"\avolumes\x18\n" +
-	" \x03(\v2\x14.cove.v1.VolumeMountR\avolumes\x1a6\n" +
+	" \x03(\v2\x14.cove.v1.VolumeMountR\avolumes\x12*\n" +
+	"\anetwork\x18\x14 \x01(\v2\x10.cove.v1.NetworkR\anetwork\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -2074,7 +2091,7 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\texit_code\x18\x02 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06signal\x18\x03 \x01(\tR\x06signal\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12*\n" +
-	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xc2\x03\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xf1\x03\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x04spec\x18\x02 \x01(\v2\x14.cove.v1.SandboxSpecR\x04spec\x12\x19\n" +
@@ -2091,7 +2108,8 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	" \x01(\tR\x06parent\x12\x1c\n" +
 	"\tancestors\x18\v \x03(\tR\tancestors\x12\x18\n" +
 	"\astandby\x18\f \x01(\tR\astandby\x12!\n" +
-	"\fpublic_ports\x18\r \x03(\x05R\vpublicPorts\"i\n" +
+	"\fpublic_ports\x18\r \x03(\x05R\vpublicPorts\x12-\n" +
+	"\x12network_generation\x18\x14 \x01(\x03R\x11networkGeneration\"i\n" +
 	"\x14CreateSandboxRequest\x12(\n" +
 	"\x04spec\x18\x01 \x01(\v2\x14.cove.v1.SandboxSpecR\x04spec\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\"\x95\x01\n" +
@@ -2200,7 +2218,7 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x16SANDBOX_STATE_CREATING\x10\x01\x12\x19\n" +
 	"\x15SANDBOX_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14SANDBOX_STATE_ENDING\x10\x03\x12\x17\n" +
-	"\x13SANDBOX_STATE_ENDED\x10\x042\xc0\x06\n" +
+	"\x13SANDBOX_STATE_ENDED\x10\x042\xd3\a\n" +
 	"\tSandboxes\x12G\n" +
 	"\x06Create\x12\x1d.cove.v1.CreateSandboxRequest\x1a\x1e.cove.v1.CreateSandboxResponse\x12C\n" +
 	"\x03Get\x12\x1a.cove.v1.GetSandboxRequest\x1a\x1b.cove.v1.GetSandboxResponse\"\x03\x90\x02\x01\x12J\n" +
@@ -2214,7 +2232,11 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x05Pause\x12\x15.cove.v1.PauseRequest\x1a\x16.cove.v1.PauseResponse\x129\n" +
 	"\x06Resume\x12\x16.cove.v1.ResumeRequest\x1a\x17.cove.v1.ResumeResponse\x123\n" +
 	"\x04Fork\x12\x14.cove.v1.ForkRequest\x1a\x15.cove.v1.ForkResponse\x12<\n" +
-	"\aRestore\x12\x17.cove.v1.RestoreRequest\x1a\x18.cove.v1.RestoreResponse\x128\n" +
+	"\aRestore\x12\x17.cove.v1.RestoreRequest\x1a\x18.cove.v1.RestoreResponse\x12E\n" +
+	"\n" +
+	"SetNetwork\x12\x1a.cove.v1.SetNetworkRequest\x1a\x1b.cove.v1.SetNetworkResponse\x12J\n" +
+	"\n" +
+	"GetNetwork\x12\x1a.cove.v1.GetNetworkRequest\x1a\x1b.cove.v1.GetNetworkResponse\"\x03\x90\x02\x01\x128\n" +
 	"\x04Tree\x12\x14.cove.v1.TreeRequest\x1a\x15.cove.v1.TreeResponse\"\x03\x90\x02\x01B1Z/github.com/cove-sandbox/cove/api/cove/v1;covev1b\x06proto3"
 
 var (
@@ -2273,8 +2295,13 @@ var file_cove_v1_sandbox_proto_goTypes = []any{
 	nil,                           // 38: cove.v1.ForkRequest.LabelsEntry
 	nil,                           // 39: cove.v1.ForkRequest.EnvEntry
 	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
-	(*ErrorDetail)(nil),           // 42: cove.v1.ErrorDetail
+	(*Network)(nil),               // 41: cove.v1.Network
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(*ErrorDetail)(nil),           // 43: cove.v1.ErrorDetail
+	(*SetNetworkRequest)(nil),     // 44: cove.v1.SetNetworkRequest
+	(*GetNetworkRequest)(nil),     // 45: cove.v1.GetNetworkRequest
+	(*SetNetworkResponse)(nil),    // 46: cove.v1.SetNetworkResponse
+	(*GetNetworkResponse)(nil),    // 47: cove.v1.GetNetworkResponse
 }
 var file_cove_v1_sandbox_proto_depIdxs = []int32{
 	1,  // 0: cove.v1.SandboxSpec.resources:type_name -> cove.v1.Resources
@@ -2283,71 +2310,76 @@ var file_cove_v1_sandbox_proto_depIdxs = []int32{
 	40, // 3: cove.v1.SandboxSpec.timeout:type_name -> google.protobuf.Duration
 	40, // 4: cove.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
 	3,  // 5: cove.v1.SandboxSpec.volumes:type_name -> cove.v1.VolumeMount
-	41, // 6: cove.v1.End.at:type_name -> google.protobuf.Timestamp
-	2,  // 7: cove.v1.Sandbox.spec:type_name -> cove.v1.SandboxSpec
-	0,  // 8: cove.v1.Sandbox.state:type_name -> cove.v1.SandboxState
-	41, // 9: cove.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	41, // 10: cove.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
-	4,  // 11: cove.v1.Sandbox.end:type_name -> cove.v1.End
-	2,  // 12: cove.v1.CreateSandboxRequest.spec:type_name -> cove.v1.SandboxSpec
-	5,  // 13: cove.v1.CreateSandboxResponse.sandbox:type_name -> cove.v1.Sandbox
-	40, // 14: cove.v1.CreateSandboxResponse.node_time:type_name -> google.protobuf.Duration
-	5,  // 15: cove.v1.GetSandboxResponse.sandbox:type_name -> cove.v1.Sandbox
-	36, // 16: cove.v1.ListSandboxesRequest.labels:type_name -> cove.v1.ListSandboxesRequest.LabelsEntry
-	0,  // 17: cove.v1.ListSandboxesRequest.states:type_name -> cove.v1.SandboxState
-	5,  // 18: cove.v1.ListSandboxesResponse.sandboxes:type_name -> cove.v1.Sandbox
-	40, // 19: cove.v1.SetTimeoutRequest.timeout:type_name -> google.protobuf.Duration
-	5,  // 20: cove.v1.SetTimeoutResponse.sandbox:type_name -> cove.v1.Sandbox
-	5,  // 21: cove.v1.ResetResponse.sandbox:type_name -> cove.v1.Sandbox
-	40, // 22: cove.v1.ResetResponse.node_time:type_name -> google.protobuf.Duration
-	5,  // 23: cove.v1.KillResponse.sandbox:type_name -> cove.v1.Sandbox
-	37, // 24: cove.v1.KillByLabelRequest.labels:type_name -> cove.v1.KillByLabelRequest.LabelsEntry
-	40, // 25: cove.v1.StatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	5,  // 26: cove.v1.PauseResponse.sandbox:type_name -> cove.v1.Sandbox
-	5,  // 27: cove.v1.ResumeResponse.sandbox:type_name -> cove.v1.Sandbox
-	40, // 28: cove.v1.ResumeResponse.node_time:type_name -> google.protobuf.Duration
-	38, // 29: cove.v1.ForkRequest.labels:type_name -> cove.v1.ForkRequest.LabelsEntry
-	39, // 30: cove.v1.ForkRequest.env:type_name -> cove.v1.ForkRequest.EnvEntry
-	40, // 31: cove.v1.ForkRequest.timeout:type_name -> google.protobuf.Duration
-	28, // 32: cove.v1.ForkResponse.results:type_name -> cove.v1.ForkResult
-	40, // 33: cove.v1.ForkResponse.paused:type_name -> google.protobuf.Duration
-	5,  // 34: cove.v1.ForkResult.sandbox:type_name -> cove.v1.Sandbox
-	42, // 35: cove.v1.ForkResult.error:type_name -> cove.v1.ErrorDetail
-	5,  // 36: cove.v1.RestoreResponse.sandbox:type_name -> cove.v1.Sandbox
-	40, // 37: cove.v1.RestoreResponse.node_time:type_name -> google.protobuf.Duration
-	33, // 38: cove.v1.TreeResponse.nodes:type_name -> cove.v1.TreeNode
-	41, // 39: cove.v1.TreeNode.created_at:type_name -> google.protobuf.Timestamp
-	6,  // 40: cove.v1.Sandboxes.Create:input_type -> cove.v1.CreateSandboxRequest
-	8,  // 41: cove.v1.Sandboxes.Get:input_type -> cove.v1.GetSandboxRequest
-	10, // 42: cove.v1.Sandboxes.List:input_type -> cove.v1.ListSandboxesRequest
-	12, // 43: cove.v1.Sandboxes.SetTimeout:input_type -> cove.v1.SetTimeoutRequest
-	14, // 44: cove.v1.Sandboxes.Reset:input_type -> cove.v1.ResetRequest
-	16, // 45: cove.v1.Sandboxes.Kill:input_type -> cove.v1.KillRequest
-	18, // 46: cove.v1.Sandboxes.KillByLabel:input_type -> cove.v1.KillByLabelRequest
-	20, // 47: cove.v1.Sandboxes.Stats:input_type -> cove.v1.StatsRequest
-	22, // 48: cove.v1.Sandboxes.Pause:input_type -> cove.v1.PauseRequest
-	24, // 49: cove.v1.Sandboxes.Resume:input_type -> cove.v1.ResumeRequest
-	26, // 50: cove.v1.Sandboxes.Fork:input_type -> cove.v1.ForkRequest
-	29, // 51: cove.v1.Sandboxes.Restore:input_type -> cove.v1.RestoreRequest
-	31, // 52: cove.v1.Sandboxes.Tree:input_type -> cove.v1.TreeRequest
-	7,  // 53: cove.v1.Sandboxes.Create:output_type -> cove.v1.CreateSandboxResponse
-	9,  // 54: cove.v1.Sandboxes.Get:output_type -> cove.v1.GetSandboxResponse
-	11, // 55: cove.v1.Sandboxes.List:output_type -> cove.v1.ListSandboxesResponse
-	13, // 56: cove.v1.Sandboxes.SetTimeout:output_type -> cove.v1.SetTimeoutResponse
-	15, // 57: cove.v1.Sandboxes.Reset:output_type -> cove.v1.ResetResponse
-	17, // 58: cove.v1.Sandboxes.Kill:output_type -> cove.v1.KillResponse
-	19, // 59: cove.v1.Sandboxes.KillByLabel:output_type -> cove.v1.KillByLabelResponse
-	21, // 60: cove.v1.Sandboxes.Stats:output_type -> cove.v1.StatsResponse
-	23, // 61: cove.v1.Sandboxes.Pause:output_type -> cove.v1.PauseResponse
-	25, // 62: cove.v1.Sandboxes.Resume:output_type -> cove.v1.ResumeResponse
-	27, // 63: cove.v1.Sandboxes.Fork:output_type -> cove.v1.ForkResponse
-	30, // 64: cove.v1.Sandboxes.Restore:output_type -> cove.v1.RestoreResponse
-	32, // 65: cove.v1.Sandboxes.Tree:output_type -> cove.v1.TreeResponse
-	53, // [53:66] is the sub-list for method output_type
-	40, // [40:53] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	41, // 6: cove.v1.SandboxSpec.network:type_name -> cove.v1.Network
+	42, // 7: cove.v1.End.at:type_name -> google.protobuf.Timestamp
+	2,  // 8: cove.v1.Sandbox.spec:type_name -> cove.v1.SandboxSpec
+	0,  // 9: cove.v1.Sandbox.state:type_name -> cove.v1.SandboxState
+	42, // 10: cove.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	42, // 11: cove.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
+	4,  // 12: cove.v1.Sandbox.end:type_name -> cove.v1.End
+	2,  // 13: cove.v1.CreateSandboxRequest.spec:type_name -> cove.v1.SandboxSpec
+	5,  // 14: cove.v1.CreateSandboxResponse.sandbox:type_name -> cove.v1.Sandbox
+	40, // 15: cove.v1.CreateSandboxResponse.node_time:type_name -> google.protobuf.Duration
+	5,  // 16: cove.v1.GetSandboxResponse.sandbox:type_name -> cove.v1.Sandbox
+	36, // 17: cove.v1.ListSandboxesRequest.labels:type_name -> cove.v1.ListSandboxesRequest.LabelsEntry
+	0,  // 18: cove.v1.ListSandboxesRequest.states:type_name -> cove.v1.SandboxState
+	5,  // 19: cove.v1.ListSandboxesResponse.sandboxes:type_name -> cove.v1.Sandbox
+	40, // 20: cove.v1.SetTimeoutRequest.timeout:type_name -> google.protobuf.Duration
+	5,  // 21: cove.v1.SetTimeoutResponse.sandbox:type_name -> cove.v1.Sandbox
+	5,  // 22: cove.v1.ResetResponse.sandbox:type_name -> cove.v1.Sandbox
+	40, // 23: cove.v1.ResetResponse.node_time:type_name -> google.protobuf.Duration
+	5,  // 24: cove.v1.KillResponse.sandbox:type_name -> cove.v1.Sandbox
+	37, // 25: cove.v1.KillByLabelRequest.labels:type_name -> cove.v1.KillByLabelRequest.LabelsEntry
+	40, // 26: cove.v1.StatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	5,  // 27: cove.v1.PauseResponse.sandbox:type_name -> cove.v1.Sandbox
+	5,  // 28: cove.v1.ResumeResponse.sandbox:type_name -> cove.v1.Sandbox
+	40, // 29: cove.v1.ResumeResponse.node_time:type_name -> google.protobuf.Duration
+	38, // 30: cove.v1.ForkRequest.labels:type_name -> cove.v1.ForkRequest.LabelsEntry
+	39, // 31: cove.v1.ForkRequest.env:type_name -> cove.v1.ForkRequest.EnvEntry
+	40, // 32: cove.v1.ForkRequest.timeout:type_name -> google.protobuf.Duration
+	28, // 33: cove.v1.ForkResponse.results:type_name -> cove.v1.ForkResult
+	40, // 34: cove.v1.ForkResponse.paused:type_name -> google.protobuf.Duration
+	5,  // 35: cove.v1.ForkResult.sandbox:type_name -> cove.v1.Sandbox
+	43, // 36: cove.v1.ForkResult.error:type_name -> cove.v1.ErrorDetail
+	5,  // 37: cove.v1.RestoreResponse.sandbox:type_name -> cove.v1.Sandbox
+	40, // 38: cove.v1.RestoreResponse.node_time:type_name -> google.protobuf.Duration
+	33, // 39: cove.v1.TreeResponse.nodes:type_name -> cove.v1.TreeNode
+	42, // 40: cove.v1.TreeNode.created_at:type_name -> google.protobuf.Timestamp
+	6,  // 41: cove.v1.Sandboxes.Create:input_type -> cove.v1.CreateSandboxRequest
+	8,  // 42: cove.v1.Sandboxes.Get:input_type -> cove.v1.GetSandboxRequest
+	10, // 43: cove.v1.Sandboxes.List:input_type -> cove.v1.ListSandboxesRequest
+	12, // 44: cove.v1.Sandboxes.SetTimeout:input_type -> cove.v1.SetTimeoutRequest
+	14, // 45: cove.v1.Sandboxes.Reset:input_type -> cove.v1.ResetRequest
+	16, // 46: cove.v1.Sandboxes.Kill:input_type -> cove.v1.KillRequest
+	18, // 47: cove.v1.Sandboxes.KillByLabel:input_type -> cove.v1.KillByLabelRequest
+	20, // 48: cove.v1.Sandboxes.Stats:input_type -> cove.v1.StatsRequest
+	22, // 49: cove.v1.Sandboxes.Pause:input_type -> cove.v1.PauseRequest
+	24, // 50: cove.v1.Sandboxes.Resume:input_type -> cove.v1.ResumeRequest
+	26, // 51: cove.v1.Sandboxes.Fork:input_type -> cove.v1.ForkRequest
+	29, // 52: cove.v1.Sandboxes.Restore:input_type -> cove.v1.RestoreRequest
+	44, // 53: cove.v1.Sandboxes.SetNetwork:input_type -> cove.v1.SetNetworkRequest
+	45, // 54: cove.v1.Sandboxes.GetNetwork:input_type -> cove.v1.GetNetworkRequest
+	31, // 55: cove.v1.Sandboxes.Tree:input_type -> cove.v1.TreeRequest
+	7,  // 56: cove.v1.Sandboxes.Create:output_type -> cove.v1.CreateSandboxResponse
+	9,  // 57: cove.v1.Sandboxes.Get:output_type -> cove.v1.GetSandboxResponse
+	11, // 58: cove.v1.Sandboxes.List:output_type -> cove.v1.ListSandboxesResponse
+	13, // 59: cove.v1.Sandboxes.SetTimeout:output_type -> cove.v1.SetTimeoutResponse
+	15, // 60: cove.v1.Sandboxes.Reset:output_type -> cove.v1.ResetResponse
+	17, // 61: cove.v1.Sandboxes.Kill:output_type -> cove.v1.KillResponse
+	19, // 62: cove.v1.Sandboxes.KillByLabel:output_type -> cove.v1.KillByLabelResponse
+	21, // 63: cove.v1.Sandboxes.Stats:output_type -> cove.v1.StatsResponse
+	23, // 64: cove.v1.Sandboxes.Pause:output_type -> cove.v1.PauseResponse
+	25, // 65: cove.v1.Sandboxes.Resume:output_type -> cove.v1.ResumeResponse
+	27, // 66: cove.v1.Sandboxes.Fork:output_type -> cove.v1.ForkResponse
+	30, // 67: cove.v1.Sandboxes.Restore:output_type -> cove.v1.RestoreResponse
+	46, // 68: cove.v1.Sandboxes.SetNetwork:output_type -> cove.v1.SetNetworkResponse
+	47, // 69: cove.v1.Sandboxes.GetNetwork:output_type -> cove.v1.GetNetworkResponse
+	32, // 70: cove.v1.Sandboxes.Tree:output_type -> cove.v1.TreeResponse
+	56, // [56:71] is the sub-list for method output_type
+	41, // [41:56] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_sandbox_proto_init() }
@@ -2356,6 +2388,7 @@ func file_cove_v1_sandbox_proto_init() {
 		return
 	}
 	file_cove_v1_admin_proto_init()
+	file_cove_v1_network_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -56,6 +56,7 @@ from .models import (
     Task,
     VolumeMount,
 )
+from .network import Flow, Network, NetworkStatus, Rule
 from .process import AsyncProcess, Process
 from .sandbox import AsyncSandbox, Sandbox
 from .snapshot import AsyncSnapshot, Snapshot
@@ -100,11 +101,14 @@ __all__ = [
     "FileInfo",
     "FileList",
     "Files",
+    "Flow",
     "Forks",
     "Image",
     "ImageNotFound",
     "Internal",
     "InvalidArgument",
+    "Network",
+    "NetworkStatus",
     "NoCapacity",
     "NotFound",
     "Output",
@@ -117,6 +121,7 @@ __all__ = [
     "QuotaExceeded",
     "Resources",
     "Result",
+    "Rule",
     "Sandbox",
     "SandboxEnded",
     "SandboxInfo",

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Callable, Generic, Optional, Protocol, TypeVar, Union
 
 from ._connect import decode_base64, encode_base64
-from ._values import Seconds, Size, format_duration, parse_duration, parse_size
+from ._values import Seconds, Size, format_duration, parse_duration, parse_int, parse_size
 from .errors import InvalidArgument
 from .models import End, FileInfo, FileList, Image, Json, ProcessList, SandboxInfo, ServerInfo, Stats
+from .network import NetworkLike, NetworkStatus, to_network
 
 T = TypeVar("T")
 
@@ -99,6 +100,7 @@ def sandbox_spec(
     env: Optional[Mapping[str, str]],
     labels: Optional[Mapping[str, str]],
     volumes: Optional[Mapping[str, Union[Ref, tuple[Ref, str]]]] = None,
+    network: Optional[NetworkLike] = None,
 ) -> dict[str, Any]:
     """A SandboxSpec: what to start from (image "base" where nothing is said) and with what."""
     sources = [("image", image), ("snapshot", snapshot), ("template", template)]
@@ -134,6 +136,8 @@ def sandbox_spec(
         spec["onIdle"] = on_idle
     if volumes:
         spec["volumes"] = [_mount(path, volume) for path, volume in volumes.items()]
+    if network is not None:
+        spec["network"] = to_network(network)._json()
     return spec
 
 
@@ -190,6 +194,15 @@ def list_sandboxes(
 def set_timeout(id: str, timeout: Optional[Seconds]) -> Call[SandboxInfo]:
     message = {"id": id, "timeout": format_duration("timeout", timeout or 0)}
     return Call("Sandboxes/SetTimeout", message, sandbox, repeatable=True)
+
+
+def set_network(id: str, network: NetworkLike) -> Call[int]:
+    message = {"id": id, "network": to_network(network)._json()}
+    return Call("Sandboxes/SetNetwork", message, lambda j: parse_int(j.get("generation")), repeatable=True)
+
+
+def get_network(id: str, flows: int) -> Call[NetworkStatus]:
+    return Call("Sandboxes/GetNetwork", {"id": id, "flows": flows}, NetworkStatus._from, repeatable=True)
 
 
 def reset(id: str) -> Call[Created]:

@@ -44,6 +44,7 @@ class ProcessSession:
         self.replayed = False
         self.end: Optional[End] = None
         self.duration = 0.0
+        self.egress_denied = 0
         self.lost: list[tuple[int, int]] = []
         self._spec = spec
         self._envelopes = EnvelopeReader()
@@ -132,6 +133,7 @@ class ProcessSession:
     def _ended(self, end: dict[str, Any]) -> None:
         self._skip_to(parse_int(end.get("outputBytes")))
         self.duration = parse_duration(end.get("duration"))
+        self.egress_denied = parse_int(end.get("egressDenied"))
         self.end = End.parse(end.get("end") or {})
 
 
@@ -182,6 +184,7 @@ class Collector:
             duration=session.duration,
             lost=tuple(session.lost),
             replayed=session.replayed,
+            egress_denied=session.egress_denied,
         )
 
 

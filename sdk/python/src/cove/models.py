@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from ._values import parse_duration, parse_int, parse_time
 from .errors import CommandError
+from .network import Network
 
 Json = Mapping[str, Any]
 
@@ -116,6 +117,9 @@ class SandboxInfo:
     """Parent first."""
     standby: str = ""
     """hot (frozen in memory), cold (on disk) or, awake, empty."""
+    network: Network = field(default_factory=Network)
+    network_generation: int = 0
+    """1 after creation, one more with each set_network."""
 
     @classmethod
     def parse(cls, j: Json) -> SandboxInfo:
@@ -143,6 +147,8 @@ class SandboxInfo:
             parent=j.get("parent", ""),
             ancestors=tuple(j.get("ancestors") or ()),
             standby=j.get("standby", ""),
+            network=Network._from(spec.get("network") or {}),
+            network_generation=parse_int(j.get("networkGeneration")),
         )
 
 
@@ -194,6 +200,8 @@ class Result:
     """Byte ranges (of the combined offsets) the server no longer held when they were asked for. Almost always empty."""
     replayed: bool = False
     """The exec_id had been started before: this is that run's output, nothing ran again."""
+    egress_denied: int = 0
+    """What the network policy denied the sandbox, whichever process tried, while this was followed."""
 
     @cached_property
     def stdout(self) -> str:

@@ -16,6 +16,7 @@ from .client import AsyncClient, Client, default_async_client, default_client
 from .errors import CoveError, SandboxEnded
 from .files import AsyncFiles, Files
 from .models import End, ProcessList, Result, SandboxInfo, Stats
+from .network import Flow, NetworkLike, NetworkStatus
 from .process import AsyncListener, AsyncProcess, AsyncStdinPump, Listener, Process, StdinPump
 from .snapshot import AsyncSnapshot, OnProgress, Snapshot, Taking
 from .state import Forks, SnapshotInfo, Tree
@@ -105,6 +106,7 @@ class Sandbox(_SandboxState):
         env: Optional[Mapping[str, str]] = None,
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
+        network: Optional[NetworkLike] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
         client: Optional[Client] = None,
@@ -117,7 +119,9 @@ class Sandbox(_SandboxState):
         idle_timeout: seconds it may do nothing before on_idle happens: "kill"
         (the default) or "pause", out of which any call wakes it. volumes: by
         path inside, a volume or its name, or (volume, mode) with the mode "rw"
-        (the default, alone), "ro" or "shared". The same idempotency_key gives
+        (the default, alone), "ro" or "shared". network: "none", "public", rules
+        such as ["allow pypi.org", "allow *.pythonhosted.org tcp 443"], or a
+        Network; without, the server's default. The same idempotency_key gives
         the same sandbox. create_timeout: seconds to wait while the server is full.
         """
         client = client or default_client()
@@ -136,6 +140,7 @@ class Sandbox(_SandboxState):
             env=env,
             labels=labels,
             volumes=volumes,
+            network=network,
         )
         created = client.call(_calls.create_sandbox(spec, idempotency_key), create_timeout)
         return cls(client, created.info, created.node_time)
@@ -355,6 +360,18 @@ class Sandbox(_SandboxState):
         """Let it live for so many seconds from now; None or 0: until it is killed."""
         return self._seen(self._client.call(_calls.set_timeout(self.id, timeout)))
 
+    def set_network(self, network: NetworkLike) -> int:
+        """Put another network policy in force and return its generation: nothing that it denies is open any more."""
+        return self._client.call(_calls.set_network(self.id, network))
+
+    def network(self) -> NetworkStatus:
+        """The network policy in force, and how much it allowed and denied."""
+        return self._client.call(_calls.get_network(self.id, 0))
+
+    def flows(self, last: int = 100) -> Sequence[Flow]:
+        """What the sandbox tried to reach last, oldest first; at most 512."""
+        return (self._client.call(_calls.get_network(self.id, last))).flows
+
     def stats(self) -> Stats:
         return self._client.call(_calls.stats(self.id))
 
@@ -403,6 +420,7 @@ class AsyncSandbox(_SandboxState):
         env: Optional[Mapping[str, str]] = None,
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
+        network: Optional[NetworkLike] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
         client: Optional[AsyncClient] = None,
@@ -424,6 +442,7 @@ class AsyncSandbox(_SandboxState):
             env=env,
             labels=labels,
             volumes=volumes,
+            network=network,
         )
         created = await client.call(_calls.create_sandbox(spec, idempotency_key), create_timeout)
         return cls(client, created.info, created.node_time)
@@ -622,6 +641,18 @@ class AsyncSandbox(_SandboxState):
     async def set_timeout(self, timeout: Optional[Seconds]) -> SandboxInfo:
         """Let it live for so many seconds from now; None or 0: until it is killed."""
         return self._seen(await self._client.call(_calls.set_timeout(self.id, timeout)))
+
+    async def set_network(self, network: NetworkLike) -> int:
+        """Put another network policy in force and return its generation: nothing that it denies is open any more."""
+        return await self._client.call(_calls.set_network(self.id, network))
+
+    async def network(self) -> NetworkStatus:
+        """The network policy in force, and how much it allowed and denied."""
+        return await self._client.call(_calls.get_network(self.id, 0))
+
+    async def flows(self, last: int = 100) -> Sequence[Flow]:
+        """What the sandbox tried to reach last, oldest first; at most 512."""
+        return (await self._client.call(_calls.get_network(self.id, last))).flows
 
     async def stats(self) -> Stats:
         return await self._client.call(_calls.stats(self.id))

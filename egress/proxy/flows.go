@@ -1,0 +1,86 @@
+package proxy
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// flowsKept of one sandbox: 100 KiB at most.
+const flowsKept = 512
+
+// flowLog is a ring of what a sandbox tried last.
+type flowLog struct {
+	allowed, denied atomic.Int64
+
+	mu   sync.Mutex
+	ring [flowsKept]*flow
+	next int
+}
+
+// flow is an entry; bytes are counted while it is open.
+type flow struct {
+	sent, received atomic.Int64
+
+	mu sync.Mutex
+	is sandbox.NetworkFlow
+}
+
+func (l *flowLog) begin(f policy.Flow, v policy.Verdict) *flow {
+	e := &flow{is: sandbox.NetworkFlow{Start: time.Now(), Name: f.Name, Address: f.Addr, Port: f.Port, Protocol: f.Protocol,
+		Allowed: v.Allow, Rule: v.Rule, Reason: v.Reason}}
+	if v.Allow {
+		l.allowed.Add(1)
+	} else {
+		l.denied.Add(1)
+		e.is.End = e.is.Start
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ring[l.next%flowsKept] = e
+	l.next++
+	return e
+}
+
+// last returns up to n flows, oldest first, and how many there were.
+func (l *flowLog) last(n int) (out []sandbox.NetworkFlow, allowed, denied int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := max(0, l.next-min(n, flowsKept)); i < l.next; i++ {
+		out = append(out, l.ring[i%flowsKept].snapshot())
+	}
+	return out, l.allowed.Load(), l.denied.Load()
+}
+
+func (f *flow) snapshot() sandbox.NetworkFlow {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	is := f.is
+	is.Sent, is.Received = f.sent.Load(), f.received.Load()
+	return is
+}
+
+func (f *flow) finish() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.is.End.IsZero() {
+		f.is.End = time.Now()
+	}
+}
+
+// cut says that a new policy ended the flow.
+func (f *flow) cut(v policy.Verdict) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.is.Allowed, f.is.Rule, f.is.Reason, f.is.End = false, v.Rule, v.Reason, time.Now()
+}
+
+// fail says that what was allowed could not be reached.
+func (f *flow) fail(reason string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.is.Reason, f.is.End = reason, time.Now()
+}

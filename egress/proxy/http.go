@@ -1,0 +1,257 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// headerDenied marks an answer that is ours, to a request that the policy
+// denies. Other protocols get a connection that is reset.
+const headerDenied = "Cove-Egress"
+
+// serveHTTP speaks HTTP/1 with the sandbox, on both sides as itself: a request
+// is read to its end by the rules of net/http and written anew, so that the two
+// sides cannot disagree about where one ends and whom it is for. Each request is
+// decided by its own Host.
+func (b *Box) serveHTTP(p *passage, c *net.TCPConn, r *bufio.Reader, to netip.AddrPort) {
+	h := &httpBox{b: b, to: to}
+	h.transport = &http.Transport{
+		DialContext: h.dial, DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: 30 * time.Second,
+		ResponseHeaderTimeout: 0, Protocols: new(http.Protocols),
+	}
+	h.transport.Protocols.SetHTTP1(true)
+	defer h.transport.CloseIdleConnections()
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(pr *httputil.ProxyRequest) {
+			pr.Out.URL.Scheme = "http"
+			pr.Out.URL.Host = hostPort(requestName(pr.In), to.Port())
+			pr.Out.Host = pr.In.Host
+			if _, ok := pr.In.Header["User-Agent"]; !ok {
+				pr.Out.Header.Set("User-Agent", "")
+			}
+		},
+		Transport: h.transport, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if sandbox.ClassOf(err) == sandbox.Denied {
+				deny(w, http.StatusForbidden, err.Error())
+				return
+			}
+			http.Error(w, "cove: "+err.Error(), http.StatusBadGateway)
+		},
+	}
+	done := make(chan struct{})
+	var once sync.Once
+	conn := &readConn{TCPConn: c, r: r, closed: func() { once.Do(func() { close(done) }) }}
+	srv := &http.Server{
+		ReadHeaderTimeout: 30 * time.Second, MaxHeaderBytes: 256 << 10, ErrorLog: log.New(io.Discard, "", 0),
+		BaseContext: func(net.Listener) context.Context { return b.ctx },
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if why := h.check(r); why != "" {
+				deny(w, http.StatusForbidden, why)
+				return
+			}
+			// net/http cancels a request when the client sends no more, which is
+			// no reason not to answer it.
+			ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+			defer cancel()
+			defer context.AfterFunc(b.ctx, cancel)()
+			proxy.ServeHTTP(w, r.WithContext(ctx))
+		}),
+	}
+	srv.Serve(&oneConn{conn: conn, done: done, addr: c.LocalAddr()}) // returns when the connection is closed
+}
+
+type httpBox struct {
+	b         *Box
+	to        netip.AddrPort
+	transport *http.Transport
+}
+
+// requestName is the name that a request is for; "" if it is an address.
+func requestName(r *http.Request) string {
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	return policy.Name(host)
+}
+
+// check says why a request may not be made; "" if it may be tried.
+func (h *httpBox) check(r *http.Request) string {
+	name := requestName(r)
+	f := policy.Flow{Name: name, Addr: h.to.Addr(), Port: h.to.Port(), Protocol: sandbox.TCP}
+	switch {
+	case r.Method == http.MethodConnect || r.Method == "PRI" || r.ProtoMajor != 1:
+		h.b.refuse(f, policy.Verdict{Rule: -1, Reason: "http_" + r.Method})
+		return "only HTTP/1 requests are let through, no tunnels"
+	case r.URL.IsAbs():
+		h.b.refuse(f, policy.Verdict{Rule: -1, Reason: "http_absolute"})
+		return "a request with a whole URL is for a proxy, and there is none"
+	}
+	pol := h.b.current()
+	if byAddress(pol, f, h.b.up.Host) || name != "" && pol.MayResolve(name) {
+		return "" // dial decides
+	}
+	v := pol.Decide(f, h.b.up.Host)
+	if v.Allow {
+		return ""
+	}
+	h.b.refuse(f, v)
+	if name == "" {
+		return fmt.Sprintf("the network policy of this sandbox does not allow %s", h.to)
+	}
+	return fmt.Sprintf("the network policy of this sandbox does not allow %s port %d", name, h.to.Port())
+}
+
+// dial makes a connection for the requests of one name.
+func (h *httpBox) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	b := h.b
+	f := policy.Flow{Name: host, Addr: h.to.Addr(), Port: h.to.Port(), Protocol: sandbox.TCP}
+	var addrs []netip.Addr
+	if host == "" || byAddress(b.current(), f, b.up.Host) {
+		addrs = []netip.Addr{h.to.Addr()}
+	}
+	p := b.enter(func() {})
+	if p == nil {
+		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonConnections})
+		return nil, errDenied
+	}
+	up, err := b.dial(p, f, addrs)
+	if err != nil {
+		b.leave(p)
+		return nil, err
+	}
+	b.mu.Lock()
+	p.end = func() { reset(up) }
+	ended := p.entry.snapshot().End
+	b.mu.Unlock()
+	if !ended.IsZero() {
+		up.Close()
+		b.leave(p)
+		return nil, errDenied
+	}
+	return &countedConn{TCPConn: up, b: b, p: p}, nil
+}
+
+func deny(w http.ResponseWriter, status int, why string) {
+	w.Header().Set(headerDenied, "denied")
+	w.Header().Set("Connection", "close")
+	http.Error(w, "cove: "+why, status)
+}
+
+// countedConn counts the bytes of a passage, keeps to the limit, and leaves
+// when it is closed.
+type countedConn struct {
+	*net.TCPConn
+	b    *Box
+	p    *passage
+	left atomic.Bool
+}
+
+func (c *countedConn) Read(buf []byte) (int, error) {
+	n, err := c.TCPConn.Read(buf)
+	c.p.entry.received.Add(int64(n))
+	return n, c.pay(n, err)
+}
+
+func (c *countedConn) Write(buf []byte) (n int, err error) {
+	for len(buf) > 0 && err == nil {
+		var m int
+		m, err = c.TCPConn.Write(buf[:min(len(buf), 32<<10)])
+		c.p.entry.sent.Add(int64(m))
+		err = c.pay(m, err)
+		buf, n = buf[m:], n+m
+	}
+	return n, err
+}
+
+func (c *countedConn) pay(n int, err error) error {
+	limit := c.b.rate()
+	if limit == nil || err != nil {
+		return err
+	}
+	for n > 0 {
+		part := min(n, limit.Burst())
+		if err := limit.WaitN(c.b.ctx, part); err != nil {
+			return err
+		}
+		n -= part
+	}
+	return nil
+}
+
+// ReadFrom and WriteTo of the TCPConn would move bytes past the counter.
+func (c *countedConn) ReadFrom(r io.Reader) (int64, error) {
+	return io.Copy(struct{ io.Writer }{c}, r)
+}
+
+func (c *countedConn) WriteTo(w io.Writer) (int64, error) {
+	return io.Copy(w, struct{ io.Reader }{c})
+}
+
+func (c *countedConn) Close() error {
+	err := c.TCPConn.Close()
+	if c.left.CompareAndSwap(false, true) {
+		c.b.leave(c.p)
+	}
+	return err
+}
+
+// readConn is a connection of which something has been read already.
+type readConn struct {
+	*net.TCPConn
+	r      *bufio.Reader
+	closed func()
+}
+
+func (c *readConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+func (c *readConn) WriteTo(w io.Writer) (int64, error) {
+	return io.Copy(w, struct{ io.Reader }{c.r})
+}
+
+func (c *readConn) Close() error {
+	err := c.TCPConn.Close()
+	c.closed()
+	return err
+}
+
+// oneConn is a listener that gives out one connection and ends with it.
+type oneConn struct {
+	mu   sync.Mutex
+	conn net.Conn
+	done chan struct{}
+	addr net.Addr
+}
+
+func (l *oneConn) Accept() (net.Conn, error) {
+	l.mu.Lock()
+	c := l.conn
+	l.conn = nil
+	l.mu.Unlock()
+	if c != nil {
+		return c, nil
+	}
+	<-l.done
+	return nil, net.ErrClosed
+}
+
+func (l *oneConn) Close() error   { return nil }
+func (l *oneConn) Addr() net.Addr { return l.addr }

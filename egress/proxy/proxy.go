@@ -1,0 +1,211 @@
+// Package proxy is the only way out of a sandbox. Everything that a sandbox
+// sends into its namespace (package netns) ends in a socket of a [Box], whatever
+// address it was for, and the Box decides by the policy what becomes of it:
+//
+//   - DNS, to whatever server, is answered by our own resolver: only names the
+//     policy may allow are looked up, and answers that lead to private addresses
+//     are left out.
+//   - TCP: where the policy knows domains, the name is read off the TLS
+//     ClientHello or the HTTP request. Who is allowed by name is connected to
+//     what we ourselves resolve the name to, never to the address the sandbox
+//     chose. Who shows no name is decided by address alone.
+//   - UDP is decided by address alone.
+//   - the rest goes nowhere.
+//
+// Connections out are made by [Upstream], in the host's own namespace.
+package proxy
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/cove-sandbox/cove/egress/netns"
+	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const (
+	defaultConnections = 1024 // open at a time, UDP flows with them
+	dialTimeout        = 10 * time.Second
+)
+
+// Box enforces the policy of one sandbox. Safe for concurrent use.
+type Box struct {
+	ns  *netns.Namespace
+	up  *Upstream
+	log *slog.Logger
+
+	socks  *netns.Sockets
+	ctx    context.Context
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+	flows  flowLog
+	names  nameCache
+	dnsNow chan struct{} // a slot per question under way
+
+	mu         sync.Mutex
+	closed     bool
+	policy     *policy.Policy
+	generation int64
+	limiter    *rate.Limiter // nil = no limit
+	open       map[*passage]bool
+	sessions   map[session]*udpSession
+}
+
+// passage is one connection under way.
+type passage struct {
+	flow  policy.Flow
+	entry *flow // nil until it is decided
+	end   func()
+}
+
+// Open begins to serve a namespace on its sockets. The Box owns both.
+func Open(ns *netns.Namespace, socks *netns.Sockets, up *Upstream, p *policy.Policy, generation int64, log *slog.Logger) *Box {
+	b := &Box{ns: ns, up: up, log: log, socks: socks, open: map[*passage]bool{}, sessions: map[session]*udpSession{}, dnsNow: make(chan struct{}, maxQuestions)}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.Set(p, generation)
+	b.tasks.Go(b.serveTCP)
+	b.tasks.Go(b.serveUDP)
+	return b
+}
+
+// Device opens the sandbox's end of the namespace.
+func (b *Box) Device() (f *os.File, gso uint32, err error) { return b.ns.Device() }
+
+// Set puts a policy in force. When it returns, nothing that the policy denies
+// is open any more, and nothing of it will be.
+func (b *Box) Set(p *policy.Policy, generation int64) {
+	limits := p.Spec().Limits
+	b.mu.Lock()
+	b.policy, b.generation = p, generation
+	b.limiter = nil
+	if limits.BytesPerSecond > 0 {
+		b.limiter = rate.NewLimiter(rate.Limit(limits.BytesPerSecond), int(max(limits.BytesPerSecond/4, copyChunk)))
+	}
+	var ends []func()
+	for c := range b.open {
+		if c.entry == nil {
+			continue // decides again when it is about to pass
+		}
+		if v := p.Decide(c.flow, b.up.Host); !v.Allow {
+			c.entry.cut(v)
+			ends = append(ends, c.end)
+		}
+	}
+	b.mu.Unlock()
+	for _, end := range ends {
+		end()
+	}
+}
+
+// Status is the policy in force and the flows of late.
+func (b *Box) Status(flows int) sandbox.NetworkStatus {
+	b.mu.Lock()
+	s := sandbox.NetworkStatus{Network: b.policy.Spec(), Generation: b.generation}
+	b.mu.Unlock()
+	s.Flows, s.Allowed, s.Denied = b.flows.last(flows)
+	return s
+}
+
+// Denied counts the attempts that were denied.
+func (b *Box) Denied() int64 { return b.flows.denied.Load() }
+
+// Close cuts every connection. The namespace and what sends into it live on,
+// and nothing leaves any more.
+func (b *Box) Close() error {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return nil
+	}
+	b.closed = true
+	var ends []func()
+	for c := range b.open {
+		ends = append(ends, c.end)
+	}
+	b.mu.Unlock()
+	b.cancel()
+	err := b.socks.Close()
+	for _, end := range ends {
+		end()
+	}
+	b.tasks.Wait()
+	return errors.Join(err, b.ns.Close())
+}
+
+// enter counts a connection against the limit. end must cut it at once. The
+// passage is nil where the sandbox has as many as it may.
+func (b *Box) enter(end func()) *passage {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	most := b.policy.Spec().Limits.Connections
+	if most == 0 {
+		most = defaultConnections
+	}
+	if b.closed || len(b.open) >= most {
+		return nil
+	}
+	p := &passage{end: end}
+	b.open[p] = true
+	return p
+}
+
+func (b *Box) leave(p *passage) {
+	b.mu.Lock()
+	delete(b.open, p)
+	b.mu.Unlock()
+	if p.entry != nil {
+		p.entry.finish()
+	}
+}
+
+func (b *Box) current() *policy.Policy {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.policy
+}
+
+// pass decides for good, by the policy in force at this moment: a Set that
+// comes later finds the passage and cuts it.
+func (b *Box) pass(p *passage, f policy.Flow) policy.Verdict {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v := b.policy.Decide(f, b.up.Host)
+	p.flow = f
+	p.entry = b.flows.begin(f, v)
+	return v
+}
+
+// refuse notes a connection that does not come about.
+func (b *Box) refuse(f policy.Flow, v policy.Verdict) {
+	v.Allow = false
+	b.flows.begin(f, v).finish()
+}
+
+func (b *Box) rate() *rate.Limiter {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.limiter
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		return unmap(a.AddrPort())
+	case *net.UDPAddr:
+		return unmap(a.AddrPort())
+	}
+	return netip.AddrPort{}
+}
+
+func unmap(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+}

@@ -1,0 +1,228 @@
+package proxy_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cove-sandbox/cove/egress/egresstest"
+	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+func set(t *testing.T, x *egresstest.Attacker, generation int64, n sandbox.Network) {
+	t.Helper()
+	p, err := policy.Compile(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Box.Set(p, generation)
+}
+
+// talks says whether a connection to a banner server still echoes.
+func talks(c net.Conn) bool {
+	if _, err := io.WriteString(c, "x"); err != nil {
+		return false
+	}
+	_, err := io.ReadFull(c, make([]byte, 1))
+	return err == nil
+}
+
+func connect(t *testing.T, x *egresstest.Attacker, address string) net.Conn {
+	t.Helper()
+	c, err := x.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	b := make([]byte, 1)
+	for b[0] != '\n' {
+		if _, err := io.ReadFull(c, b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+func TestANewPolicyIsInForceWhenSetReturns(t *testing.T) {
+	w := egresstest.NewWorld(t)
+	x := egresstest.NewAttacker(t, w, network(t, "public"))
+	keeps, loses := connect(t, x, egresstest.Good+":22"), connect(t, x, egresstest.Evil+":22")
+	if x.UDP(egresstest.Evil+":9999", "x") == "timeout" {
+		t.Fatal("UDP does not pass")
+	}
+	u, err := x.Dial("udp", egresstest.Evil+":9999")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	if !talks(u) {
+		t.Fatal("UDP does not pass")
+	}
+	set(t, x, 7, network(t, "public", "deny 203.0.113.66"))
+	if talks(loses) {
+		t.Error("a connection that the new policy denies goes on")
+	}
+	if !talks(keeps) {
+		t.Error("a connection that the new policy allows was cut")
+	}
+	u.SetDeadline(time.Now().Add(500 * time.Millisecond))
+	if talks(u) {
+		t.Error("a flow of datagrams that the new policy denies goes on")
+	}
+	if got := x.Line(egresstest.Evil + ":22"); got != "reset" {
+		t.Errorf("after Set: %q", got)
+	}
+	s := x.Box.Status(100)
+	if s.Generation != 7 || len(s.Network.Rules) != 1 || s.Denied < 2 {
+		t.Errorf("status %+v", s)
+	}
+	set(t, x, 8, network(t, "none"))
+	if talks(keeps) {
+		t.Error("a connection outlives mode none")
+	}
+	set(t, x, 9, network(t, "public"))
+	if got := x.Line(egresstest.Evil + ":22"); !strings.HasPrefix(got, "hello") {
+		t.Errorf("back to public: %q", got)
+	}
+}
+
+// The flow log has what was tried, allowed or not, and how much passed.
+func TestFlowsAreLogged(t *testing.T) {
+	w := egresstest.NewWorld(t)
+	x := egresstest.NewAttacker(t, w, network(t, "rules", "allow good.test", "allow 203.0.113.20"))
+	x.HTTPS(egresstest.Good+":443", "good.test", "good.test")
+	x.HTTPS(egresstest.Evil+":443", "evil.test", "evil.test")
+	x.HTTP(egresstest.Good+":80", "good.test")
+	x.HTTP(egresstest.Good+":80", "evil.test")
+	x.Ask("udp", "10.200.0.1", "evil.test", 1)
+	x.UDP(egresstest.Evil+":9999", "x")
+	var got []string
+	for _, f := range x.Box.Status(100).Flows {
+		got = append(got, fmt.Sprintf("%s %s %d %s %v %d %s %v", f.Name, f.Address, f.Port, f.Protocol, f.Allowed, f.Rule, f.Reason, f.Sent > 0))
+	}
+	want := `good.test 203.0.113.10 443 tcp true 0 rule true
+evil.test 203.0.113.66 443 tcp false -1 mode false
+good.test 203.0.113.10 80 tcp true 0 rule true
+evil.test 203.0.113.10 80 tcp false -1 mode false
+evil.test invalid IP 53 dns false -1 mode false
+ 203.0.113.66 9999 udp false -1 mode false`
+	if s := strings.Join(got, "\n"); s != want {
+		t.Errorf("flows:\n%s\nwant:\n%s", s, want)
+	}
+	if d := x.Box.Denied(); d != 4 {
+		t.Errorf("%d denied", d)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	w := egresstest.NewWorld(t)
+	n := network(t, "public")
+	n.Limits = sandbox.NetworkLimits{Connections: 3, BytesPerSecond: 1 << 20}
+	x := egresstest.NewAttacker(t, w, n)
+	var open []net.Conn
+	for range 3 {
+		open = append(open, connect(t, x, egresstest.Good+":22"))
+	}
+	if got := x.Line(egresstest.Good + ":22"); got != "reset" {
+		t.Errorf("a fourth connection: %q", got)
+	}
+	open[0].Close()
+	for got := ""; !strings.HasPrefix(got, "hello"); got = x.Line(egresstest.Good + ":22") {
+		if t.Context().Err() != nil {
+			t.Fatal("a connection that was closed is still counted")
+		}
+	}
+	// A MiB there and back at a MiB a second, a quarter of it in the bucket:
+	// what is over that cannot take less than it must.
+	start := time.Now()
+	go func() {
+		open[1].Write(make([]byte, 1<<20))
+	}()
+	if _, err := io.ReadFull(open[1], make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(start); took < 1200*time.Millisecond {
+		t.Errorf("2 MiB passed in %v at 1 MiB/s", took)
+	}
+}
+
+// Without the process that serves it nothing leaves a namespace, and the next
+// process takes it over.
+func TestNothingLeavesWhileNobodyServes(t *testing.T) {
+	w := egresstest.NewWorld(t)
+	x := egresstest.NewAttacker(t, w, network(t, "public"))
+	c := connect(t, x, egresstest.Good+":22")
+	if err := x.Box.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.Hits()
+	if talks(c) {
+		t.Error("a connection outlives its proxy")
+	}
+	for _, got := range []string{x.Line(egresstest.Good + ":22"), x.UDP(egresstest.Good+":9999", "x"), x.Line("10.200.0.1:22"), x.Line("[" + egresstest.Good6 + "]:22")} {
+		if got != "refused" && got != "timeout" && got != "reset" {
+			t.Errorf("with no proxy: %q", got)
+		}
+	}
+	if reached, asked := w.Hits(); len(reached)+len(asked) > 0 {
+		t.Errorf("reached %q, asked %q", reached, asked)
+	}
+	x.Serve(t, network(t, "rules", "allow 203.0.113.10"), 2)
+	if got := x.Line(egresstest.Good + ":22"); !strings.HasPrefix(got, "hello") {
+		t.Errorf("served again: %q", got)
+	}
+	if got := x.Line(egresstest.Evil + ":22"); got != "reset" {
+		t.Errorf("served again, not allowed: %q", got)
+	}
+}
+
+// What is not TCP or UDP from the sandbox's own address goes nowhere.
+func TestRawPackets(t *testing.T) {
+	w := egresstest.NewWorld(t)
+	x := egresstest.NewAttacker(t, w, network(t, "public"))
+	udp := append([]byte{0x30, 0x39, 0x27, 0x0f, 0, 9, 0, 0}, 'x') // to port 9999, no checksum
+	echo := []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0}
+	for _, p := range []struct {
+		source, dest string
+		protocol     byte
+		payload      []byte
+	}{
+		{"10.200.0.3", egresstest.Good, 17, udp},     // another's source
+		{"127.0.0.1", egresstest.Good, 17, udp},      // the loopback's
+		{"203.0.113.99", egresstest.Good, 17, udp},   // a public one
+		{"10.200.0.2", egresstest.Good, 1, echo},     // ICMP
+		{"10.200.0.2", "10.200.0.1", 1, echo},        // ICMP to the gateway
+		{"10.200.0.2", egresstest.Good, 47, udp},     // GRE
+		{"10.200.0.2", egresstest.Good, 4, udp},      // IP in IP
+		{"10.200.0.2", egresstest.Good, 132, udp},    // SCTP
+		{"10.200.0.2", egresstest.Private, 17, udp},  // denied
+		{"10.200.0.2", egresstest.Metadata, 17, udp}, // denied
+		{"10.200.0.2", "255.255.255.255", 17, udp},   // broadcast
+		{"10.200.0.2", "10.200.0.3", 17, udp},        // broadcast of the link
+	} {
+		if err := x.Packet(p.source, p.dest, p.protocol, p.payload); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Packets keep their order, so that once this one has arrived the others
+	// would have.
+	if err := x.Packet("10.200.0.2", egresstest.Other, 17, udp); err != nil {
+		t.Fatal(err)
+	}
+	var reached []string
+	for deadline := time.Now().Add(10 * time.Second); len(reached) == 0 && time.Now().Before(deadline); {
+		r, _ := w.Hits()
+		reached = append(reached, r...)
+		time.Sleep(5 * time.Millisecond)
+	}
+	if len(reached) != 1 || reached[0] != egresstest.Other+" udp" {
+		t.Errorf("reached %q", reached)
+	}
+	if f := x.Box.Status(100).Flows; len(f) != 5 {
+		t.Errorf("flows %+v", f)
+	}
+}

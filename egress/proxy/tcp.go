@@ -1,0 +1,303 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Reasons beside those of package policy.
+const (
+	reasonConnections = "too_many_connections"
+	reasonUnresolved  = "name_not_resolved"
+	reasonUnreachable = "unreachable"
+	reasonSilent      = "no_name_in_time" // rules need a name, and the client said nothing
+)
+
+func (b *Box) serveTCP() {
+	for {
+		c, err := b.socks.TCP.AcceptTCP()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // out of descriptors, say
+			select {
+			case <-b.ctx.Done():
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+			continue
+		}
+		p := b.enter(func() { reset(c) })
+		if p == nil {
+			to := addrPort(c.LocalAddr())
+			b.refuse(policy.Flow{Addr: to.Addr(), Port: to.Port(), Protocol: sandbox.TCP}, policy.Verdict{Rule: -1, Reason: reasonConnections})
+			reset(c)
+			continue
+		}
+		b.tasks.Go(func() {
+			defer b.leave(p)
+			b.connected(p, c)
+		})
+	}
+}
+
+// reset closes a connection so that the other side is told that it failed.
+func reset(c *net.TCPConn) {
+	c.SetLinger(0)
+	c.Close()
+}
+
+// connected sees a connection of the sandbox through.
+func (b *Box) connected(p *passage, c *net.TCPConn) {
+	to := addrPort(c.LocalAddr())
+	if to.Port() == dnsPort {
+		defer c.Close()
+		b.serveDNSConn(c)
+		return
+	}
+	f := policy.Flow{Addr: to.Addr(), Port: to.Port(), Protocol: sandbox.TCP}
+	pol := b.current()
+	if !pol.NeedsName() {
+		f.Name = b.names.hint(to.Addr()) // for the log
+		b.through(p, c, nil, f, []netip.Addr{to.Addr()}, "")
+		return
+	}
+	// The first bytes; or, from a client that waits for the server, none.
+	r := bufio.NewReaderSize(c, sniffBytes)
+	c.SetReadDeadline(time.Now().Add(silence))
+	_, err := r.Peek(1)
+	hint := b.names.hint(to.Addr())
+	if isTimeout(err) && hint == "" {
+		c.SetReadDeadline(time.Now().Add(sniffTime))
+		_, err = r.Peek(1)
+	}
+	switch {
+	case err == nil:
+	case isTimeout(err) && hint != "" && pol.MayResolve(hint):
+		// It speaks second (SSH, SMTP, MySQL), and looked this name up. It gets
+		// to what we resolve the name to, whatever address it took.
+		c.SetReadDeadline(time.Time{})
+		f.Name = hint
+		b.through(p, c, nil, f, nil, hint)
+		return
+	case isTimeout(err):
+		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonSilent})
+		reset(c)
+		return
+	default:
+		reset(c)
+		return
+	}
+	c.SetReadDeadline(time.Now().Add(sniffTime))
+	s := sniff(r)
+	c.SetReadDeadline(time.Time{})
+	switch s.kind {
+	case isHTTP:
+		b.serveHTTP(p, c, r, to)
+		return
+	case isTLS:
+		// Without a name, or with one that is only the outer of two: by address.
+		if !s.encrypted {
+			f.Name = policy.Name(s.name)
+		}
+	default:
+		if pol.MayResolve(hint) {
+			f.Name = hint
+		}
+	}
+	if f.Name == "" || byAddress(pol, f, b.up.Host) {
+		b.through(p, c, r, f, []netip.Addr{to.Addr()}, "")
+		return
+	}
+	b.through(p, c, r, f, nil, "")
+}
+
+// byAddress says whether a rule for its address lets a named flow go where the
+// sandbox meant to.
+func byAddress(p *policy.Policy, f policy.Flow, host func(netip.Addr) bool) bool {
+	v := p.Decide(f, host)
+	return v.Allow && v.ByAddress
+}
+
+// through connects the sandbox with one of addrs; nil: with what the name of f
+// resolves to. r has what was read of c already, nil = nothing. If expect is
+// set, what the sandbox says first may show no other name.
+func (b *Box) through(p *passage, c *net.TCPConn, r *bufio.Reader, f policy.Flow, addrs []netip.Addr, expect string) {
+	up, err := b.dial(p, f, addrs)
+	if err != nil {
+		reset(c)
+		return
+	}
+	defer up.Close()
+	b.mu.Lock()
+	closed := p.entry.snapshot().End
+	p.end = func() { reset(c); reset(up) }
+	b.mu.Unlock()
+	if !closed.IsZero() || b.ctx.Err() != nil { // a Set came in between
+		reset(c)
+		return
+	}
+	defer c.Close()
+	if expect != "" {
+		r = bufio.NewReaderSize(c, sniffBytes)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if expect != "" {
+			if _, err := r.Peek(1); err == nil {
+				s := sniff(r)
+				if s.kind == isHTTP || s.kind == isTLS && (s.encrypted || policy.Name(s.name) != expect) {
+					p.entry.cut(policy.Verdict{Rule: -1, Reason: policy.ReasonNoName})
+					reset(c)
+					reset(up)
+					return
+				}
+			}
+		}
+		if r != nil {
+			head, _ := r.Peek(r.Buffered()) // cannot fail: it is there
+			n, err := up.Write(head)
+			p.entry.sent.Add(int64(n))
+			if err != nil {
+				reset(c)
+				return
+			}
+		}
+		b.copy(up, c, &p.entry.sent)
+	})
+	b.copy(c, up, &p.entry.received)
+	wg.Wait()
+}
+
+// dial decides and connects: the address that is checked is the one that is
+// connected to.
+func (b *Box) dial(p *passage, f policy.Flow, addrs []netip.Addr) (*net.TCPConn, error) {
+	ctx, cancel := context.WithTimeout(b.ctx, dialTimeout)
+	defer cancel()
+	wanted := f.Addr
+	if addrs == nil {
+		pol := b.current()
+		if !pol.MayResolve(f.Name) {
+			v := pol.Decide(f, b.up.Host)
+			if v.Allow { // only an address could have allowed it, and that is handled before
+				v = policy.Verdict{Rule: -1, Reason: policy.ReasonDefault}
+			}
+			b.refuse(f, v)
+			return nil, errDenied
+		}
+		var err error
+		if addrs, err = b.resolve(ctx, f.Name); err != nil || len(addrs) == 0 {
+			b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonUnresolved})
+			return nil, sandbox.Errorf(sandbox.Unavailable, "egress.dial", "%s cannot be resolved: %v", f.Name, err)
+		}
+		addrs = sortAddrs(addrs, wanted)
+	}
+	// The first that is allowed decides; those that are not are stepped over.
+	var allowed []netip.Addr
+	pol := b.current()
+	for _, a := range addrs {
+		f.Addr = a
+		if pol.Decide(f, b.up.Host).Allow {
+			allowed = append(allowed, a)
+		}
+	}
+	if len(allowed) == 0 {
+		f.Addr = addrs[0]
+		b.refuse(f, pol.Decide(f, b.up.Host))
+		return nil, errDenied
+	}
+	var last error
+	for i, a := range allowed[:min(len(allowed), 3)] {
+		f.Addr = a
+		if i == 0 {
+			if v := b.pass(p, f); !v.Allow {
+				return nil, errDenied
+			}
+		} else {
+			b.mu.Lock()
+			ok := b.policy.Decide(f, b.up.Host).Allow
+			p.flow = f
+			b.mu.Unlock()
+			if !ok {
+				return nil, errDenied
+			}
+		}
+		c, err := b.up.Dial(ctx, "tcp", netip.AddrPortFrom(a, f.Port).String())
+		if err == nil {
+			return c.(*net.TCPConn), nil
+		}
+		last = err
+	}
+	p.entry.fail(reasonUnreachable)
+	return nil, sandbox.Errorf(sandbox.Unavailable, "egress.dial", "%s port %d: %w", f.Name, f.Port, last)
+}
+
+var errDenied = sandbox.Errorf(sandbox.Denied, "egress.dial", "the network policy of this sandbox denies it")
+
+// sortAddrs puts first what the sandbox chose, if it is among them, then those
+// of its family.
+func sortAddrs(addrs []netip.Addr, wanted netip.Addr) []netip.Addr {
+	var same, family, other []netip.Addr
+	for _, a := range addrs {
+		switch {
+		case a == wanted:
+			same = append(same, a)
+		case a.Is4() == wanted.Is4():
+			family = append(family, a)
+		default:
+			other = append(other, a)
+		}
+	}
+	return append(append(same, family...), other...)
+}
+
+// copyChunk is moved between two looks at counter and limit: with splice, so
+// that bytes do not come up to us. Larger ones gain nothing.
+const copyChunk = 256 << 10
+
+// copy moves bytes one way until their end, and hands that on.
+func (b *Box) copy(to, from *net.TCPConn, n *atomic.Int64) {
+	for {
+		chunk := int64(copyChunk)
+		limit := b.rate()
+		if limit != nil {
+			chunk = min(chunk, max(int64(limit.Limit())/20, 1024))
+		}
+		moved, err := to.ReadFrom(&io.LimitedReader{R: from, N: chunk})
+		n.Add(moved)
+		if err != nil {
+			// Neither side may believe that it has all: not the one that reads,
+			// nor the one that writes.
+			reset(to)
+			reset(from)
+			return
+		}
+		if limit != nil && limit.WaitN(b.ctx, int(moved)) != nil {
+			return // closing
+		}
+		if moved < chunk {
+			to.CloseWrite()
+			return
+		}
+	}
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+func hostPort(name string, port uint16) string {
+	return net.JoinHostPort(name, strconv.Itoa(int(port)))
+}
