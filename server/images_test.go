@@ -77,7 +77,8 @@ func TestConcurrentPullsAreOne(t *testing.T) {
 	for i := range n {
 		wg.Go(func() {
 			img, steps, err := w.pull(t.Context(), "reg/big", fmt.Sprint("name", i))
-			if err != nil || img.GetId() != "sha256:big" || strings.Join(steps, " ") != "download done" {
+			// Progress is the latest only: a slow reader may see nothing but the end.
+			if got := strings.Join(steps, " "); err != nil || img.GetId() != "sha256:big" || got != "download done" && got != "done" {
 				t.Error(img, steps, err)
 			}
 		})

@@ -195,8 +195,10 @@ func TestWaitingRoom(t *testing.T) {
 		if served["b"] != 10 || served["a"] != 19 || failed != 31 {
 			t.Errorf("served %v, failed %d: %s", served, failed, order)
 		}
-		for i := range 20 { // while both wait
-			if d := strings.Count(order[:i], "a") - strings.Count(order[:i], "b"); d < -1 || d > 1 {
+		// While both wait. One ahead would be exact turns; two, because a place that
+		// comes free amid a round goes to whoever is tried next.
+		for i := range 20 {
+			if d := strings.Count(order[:i], "a") - strings.Count(order[:i], "b"); d < -2 || d > 2 {
 				t.Errorf("served in the order %s", order)
 				break
 			}
