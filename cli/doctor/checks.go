@@ -200,6 +200,19 @@ func checkMmdebstrap(p Probes, c Config) Result {
 	return ok("mmdebstrap", path)
 }
 
+// checkNetwork warns: sandboxes without a network need none of it.
+func checkNetwork(p Probes) Result {
+	const without = "; only sandboxes without a network can be made"
+	if p.EUID() != 0 {
+		return warn("network", "not tried without root", "run cove doctor with sudo")
+	}
+	if err := p.Network(); err != nil {
+		return warn("network", err.Error()+without,
+			"modprobe -a veth nf_tables nft_tproxy, or start with --network-default none; in a container, run it privileged")
+	}
+	return ok("network", "namespaces, veth, nftables with tproxy")
+}
+
 // checkVolumes warns: without them a server runs, and says of volumes that they
 // are not supported.
 func checkVolumes(p Probes) Result {

@@ -53,6 +53,9 @@ type Probes struct {
 	Space func(dir string) (bytes, inodes int64, err error)
 	// Namespaces starts a child in new mount, pid, net, ipc and uts namespaces.
 	Namespaces func(ctx context.Context) error
+	// Network makes and removes what a sandbox with a network has: a namespace
+	// with a pair of devices and a table of nftables.
+	Network func() error
 	// GVisor is the version a runsc binary was built from, and the one this
 	// binary was.
 	GVisor func(runsc string) (got, want string, err error)
@@ -81,6 +84,7 @@ func Run(ctx context.Context, p Probes, c Config) []Result {
 		checkGuest(p, c),
 		checkErofs(p),
 		checkMmdebstrap(p, c),
+		checkNetwork(p),
 		checkVolumes(p),
 		checkDisk(p, c),
 		checkMemory(p),

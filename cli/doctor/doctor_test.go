@@ -64,6 +64,7 @@ func goodMachine() *machine {
 		TryDir:     func(string) error { return nil },
 		Space:      func(string) (int64, int64, error) { return 50 << 30, 1e6, nil },
 		Namespaces: func(context.Context) error { return nil },
+		Network:    func() error { return nil },
 		GVisor:     func(string) (string, string, error) { return "v0.0.0-1", "v0.0.0-1", nil },
 		Server:     func(context.Context) error { return nil },
 	}
@@ -115,6 +116,7 @@ func TestEachMissingThingIsNamedWithItsFix(t *testing.T) {
 		{"unshare refused", func(m *machine) {
 			m.Namespaces = func(context.Context) error { return errors.New("operation not permitted") }
 		}, "namespaces", Fail, "not permitted", "--privileged"},
+		{"no nftables", func(m *machine) { m.Network = func() error { return errors.New("nftables: operation not supported") } }, "network", Warn, "without a network", "modprobe"},
 		{"ptrace locked", func(m *machine) { m.files["/proc/sys/kernel/yama/ptrace_scope"] = "3\n" }, "systrap", Fail, "ptrace_scope is 3", "reboot"},
 		{"ptrace restricted is fine", func(m *machine) { m.files["/proc/sys/kernel/yama/ptrace_scope"] = "1\n" }, "systrap", OK, "", ""},
 		{"no seccomp", func(m *machine) { delete(m.files, "/proc/sys/kernel/seccomp/actions_avail") }, "systrap", Fail, "no seccomp", "CONFIG_SECCOMP_FILTER"},

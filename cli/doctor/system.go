@@ -39,7 +39,7 @@ func System() Probes {
 		},
 		GVisor: gvisorVersions,
 	}
-	p.Space, p.Namespaces = platform()
+	p.Space, p.Namespaces, p.Network = platform()
 	return p
 }
 

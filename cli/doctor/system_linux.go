@@ -2,12 +2,16 @@ package doctor
 
 import (
 	"context"
+	"errors"
+	"os"
 	"os/exec"
 	"syscall"
 	"time"
+
+	"github.com/cove-sandbox/cove/egress/netns"
 )
 
-func platform() (space func(string) (int64, int64, error), namespaces func(context.Context) error) {
+func platform() (space func(string) (int64, int64, error), namespaces func(context.Context) error, network func() error) {
 	space = func(dir string) (int64, int64, error) {
 		var st syscall.Statfs_t
 		if err := syscall.Statfs(dir, &st); err != nil {
@@ -24,5 +28,17 @@ func platform() (space func(string) (int64, int64, error), namespaces func(conte
 		}
 		return cmd.Run()
 	}
-	return space, namespaces
+	network = func() (err error) {
+		dir, err := os.MkdirTemp("", "cove-doctor-")
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, os.Remove(dir)) }()
+		ns, err := netns.Make(dir, "try")
+		if err != nil {
+			return err
+		}
+		return errors.Join(ns.Close(), netns.Remove(ns.Path()))
+	}
+	return space, namespaces, network
 }

@@ -39,18 +39,21 @@ func (g portGate) Token(id string, port int, until time.Time) string {
 
 // openGate reads the key of tokens, or makes one on a first start, and the
 // domain.
-func openGate(c cli.ServeConfig, at places, ln net.Listener) (portGate, error) {
+func openGate(c cli.ServeConfig, at places, ln net.Listener, secure bool) (portGate, error) {
 	key, err := secretFile(at.gatewayKey(), gateway.TokenKeySize)
 	if err != nil {
 		return portGate{}, err
 	}
 	g := portGate{tokens: gateway.NewTokens(key, nil)}
 	if c.GatewayDomain != "" {
-		port := ""
+		scheme, port := "http", ""
+		if secure {
+			scheme = "https"
+		}
 		if tcp, ok := ln.Addr().(*net.TCPAddr); ok {
 			port = strconv.Itoa(tcp.Port)
 		}
-		g.domain, err = gateway.ParseDomain(c.GatewayDomain, "http", port)
+		g.domain, err = gateway.ParseDomain(c.GatewayDomain, scheme, port)
 	}
 	return g, err
 }

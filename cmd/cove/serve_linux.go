@@ -112,7 +112,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer closing(&err, "node", n.Close)
 
-	gate, err := openGate(c, at, ln)
+	gate, err := openGate(c, at, ln, secure != nil)
 	if err != nil {
 		return err
 	}

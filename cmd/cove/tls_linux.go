@@ -12,6 +12,7 @@ import (
 	"golang.org/x/crypto/acme/autocert"
 
 	"github.com/cove-sandbox/cove/cli"
+	"github.com/cove-sandbox/cove/gateway"
 	"github.com/cove-sandbox/cove/pki"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -86,6 +87,13 @@ func selfTLS(c cli.ServeConfig, at places, log *slog.Logger) (*tls.Config, strin
 	}
 	if host, _, err := net.SplitHostPort(c.Listen); err == nil && host != "" {
 		hosts = append(hosts, host)
+	}
+	if c.GatewayDomain != "" {
+		d, err := gateway.ParseDomain(c.GatewayDomain, "https", "")
+		if err != nil {
+			return nil, "", err
+		}
+		hosts = append(hosts, d.Name, "*."+d.Name)
 	}
 	if addrs, err := net.InterfaceAddrs(); err == nil {
 		for _, a := range addrs {
