@@ -90,7 +90,7 @@ class Bundle:
 def one_life(raw: Raw, times: dict[str, list[float]]) -> None:
     wait_warm(raw)
     t0 = time.perf_counter()
-    sb = Sandbox.create()
+    sb = Sandbox.create(network="none")  # as runc and runsc beside it
     t1 = time.perf_counter()
     r = sb.exec(["true"])
     t2 = time.perf_counter()
@@ -103,6 +103,16 @@ def one_life(raw: Raw, times: dict[str, list[float]]) -> None:
         times["first reset" if k == 0 else "reset"].append(timed(sb.reset))
         sb.exec(["true"])
     sb.kill()
+
+
+def networked_life(raw: Raw, times: dict[str, list[float]]) -> None:
+    wait_warm(raw)
+    t0 = time.perf_counter()
+    with Sandbox.create(network="public") as sb:
+        t1 = time.perf_counter()
+        sb.exec(["true"])
+        times["cove, networked"].append(time.perf_counter() - t0)
+        times["create, networked"].append(t1 - t0)
 
 
 def bench_create(rounds: int, erofs: str) -> dict[str, Any]:
@@ -121,6 +131,8 @@ def bench_create(rounds: int, erofs: str) -> dict[str, Any]:
         "create": [],
         "first reset": [],
         "reset": [],
+        "cove, networked": [],
+        "create, networked": [],
     }
     try:
         for i in range(rounds + 2):  # two rounds to warm every cache
@@ -129,9 +141,10 @@ def bench_create(rounds: int, erofs: str) -> dict[str, Any]:
                 lambda keep=keep: one_life(raw, keep),
                 lambda keep=keep: keep["runc"].append(bundle.run(*runc)),
                 lambda keep=keep: keep["runsc"].append(bundle.run(*runsc)),
+                lambda keep=keep: networked_life(raw, keep),
             ]
-            for k in range(3):
-                steps[(i + k) % 3]()
+            for k in range(4):
+                steps[(i + k) % 4]()
     finally:
         bundle.close()
     m = {k: statistics.median(v) for k, v in times.items()}
@@ -142,6 +155,12 @@ def bench_create(rounds: int, erofs: str) -> dict[str, Any]:
             ("runsc run, vs create + first exec", m["runsc"] / m["cove"], ">=", 4.0),
             ("reset, vs create + first exec", m["reset"] / m["cove"], "<", 0.5),
             ("reset, vs create alone", m["reset"] / m["create"], "<", 0.5),
+            (
+                "create with a network, vs without",
+                m["create, networked"] / m["create"],
+                "<=",
+                1.5,
+            ),
         ],
     }
 
