@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -216,6 +217,26 @@ func TestSSH(t *testing.T) {
 			if time.Now().After(until) {
 				t.Fatal("a certificate of one second is good for a minute")
 			}
+		}
+	})
+	t.Run("ends with the key it was signed for", func(t *testing.T) {
+		file, theirs := filepath.Join(dir, "key"), filepath.Join(dir, "theirs")
+		var made struct{ ID, Secret string }
+		out := ran(w.CLI(t, "key", "create", "guest", "--role", "developer", "--tenant", "default", "--json")).want(t, 0).Stdout
+		if err := json.Unmarshal([]byte(out), &made); err != nil || made.ID == "" {
+			t.Fatal(out, err)
+		}
+		if err := os.WriteFile(file, []byte(made.Secret), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ran(w.CLI(t, "--key-file", file, "ssh", "--write", theirs, "--ttl", "1h", b.ID)).want(t, 0)
+		tool(nil, "ssh", "-F", filepath.Join(theirs, "config"), b.ID, "true").want(t, 0)
+		ran(w.CLI(t, "key", "revoke", made.ID)).want(t, 0)
+		if r := tool(nil, "ssh", "-F", filepath.Join(theirs, "config"), b.ID, "true").want(t, 255); !strings.Contains(r.Stderr, "was revoked") {
+			t.Errorf("%s", r.Stderr)
+		}
+		if log := ran(w.CLI(t, "audit", "--json")).want(t, 0).Stdout; strings.Count(log, `"ssh.login"`) < 3 || !strings.Contains(log, `"unauthenticated"`) {
+			t.Errorf("the audit log has not the logins: %s", log)
 		}
 	})
 	t.Run("ends with the client", func(t *testing.T) {

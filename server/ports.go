@@ -33,7 +33,7 @@ type PortGate interface {
 type SSHSigner interface {
 	// Sign certifies a public key for one sandbox; sandbox.ErrInvalid for a key
 	// that is none.
-	Sign(id, publicKey string, until time.Time) (certificate string, err error)
+	Sign(id, by, publicKey string, until time.Time) (certificate string, err error)
 	// HostKey is the server's, as known_hosts has it; Port where it listens.
 	HostKey() string
 	Port() int
@@ -169,7 +169,7 @@ func (s portService) SignSsh(ctx context.Context, r *connect.Request[covev1.Sign
 		return nil, (&sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no SSH"}).WithHint("'cove serve --ssh ADDRESS' turns it on")
 	}
 	until := s.cfg.Clock().Add(ttl).Truncate(time.Second)
-	cert, err := s.cfg.SSH.Sign(sb.ID, r.Msg.PublicKey, until)
+	cert, err := s.cfg.SSH.Sign(sb.ID, callerOf(ctx).key.ID, r.Msg.PublicKey, until)
 	if err != nil {
 		return nil, err
 	}

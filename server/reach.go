@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
 // Reach is how the gateway and the SSH server come into sandboxes: they know the
@@ -46,6 +47,38 @@ func (r Reach) AllowKey(ctx context.Context, secret, id string) error {
 	use.last.Store(r.s.cfg.Clock().UnixNano())
 	_, err = r.s.store.GetSandbox(withCaller(ctx, caller{key: use.key}), id)
 	return err
+}
+
+// Login notes a login by SSH with a certificate that an API key had signed, and
+// refuses it if that key is no longer one that could: a certificate may be good
+// for longer than who asked for it.
+func (r Reach) Login(ctx context.Context, id, key, remote string) (err error) {
+	k, err := r.keyByID(ctx, key)
+	if sb, gerr := r.s.store.GetSandbox(asServer(ctx), id); err != nil && gerr == nil {
+		k.Tenant = sb.Tenant // whose log shall have it
+	}
+	ctx = withCaller(ctx, caller{key: k, remote: remote})
+	if err == nil {
+		err = firstError(good(k, k.Hash, r.s.cfg.Clock()), (need{sandbox.DeveloperRole, "ports"}).allows(k, "SSH into a sandbox"))
+	}
+	if err == nil {
+		_, err = r.s.store.GetSandbox(ctx, id)
+	}
+	r.s.audit.note(ctx, "ssh.login", []string{"sandbox:" + id}, err)
+	return err
+}
+
+func (r Reach) keyByID(ctx context.Context, id string) (store.Key, error) {
+	keys, err := r.s.store.ListKeys(asServer(ctx))
+	if err != nil {
+		return store.Key{}, err
+	}
+	for _, k := range keys {
+		if k.ID == id {
+			return k, nil
+		}
+	}
+	return store.Key{ID: id}, &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key that the certificate was signed for was revoked"}
 }
 
 // Hold keeps a sandbox active until release. It wakes one on standby, or is

@@ -81,8 +81,8 @@ func makeKey(name string) ([]byte, error) {
 // skew is how much earlier than now a certificate begins: clocks differ.
 const skew = time.Minute
 
-// Sign certifies a public key for one sandbox.
-func (a *Authority) Sign(id, publicKey string, until time.Time) (string, error) {
+// Sign certifies a public key for one sandbox, for the API key called by.
+func (a *Authority) Sign(id, by, publicKey string, until time.Time) (string, error) {
 	if len(publicKey) > 16<<10 {
 		return "", sandbox.InvalidField("public_key", "is longer than a key can be")
 	}
@@ -97,7 +97,7 @@ func (a *Authority) Sign(id, publicKey string, until time.Time) (string, error) 
 		return "", sandbox.InvalidField("public_key", "%s keys are not accepted", key.Type())
 	}
 	cert := &ssh.Certificate{
-		Key: key, CertType: ssh.UserCert, KeyId: "cove " + id, ValidPrincipals: []string{id},
+		Key: key, CertType: ssh.UserCert, KeyId: by, ValidPrincipals: []string{id},
 		ValidAfter: uint64(time.Now().Add(-skew).Unix()), ValidBefore: uint64(until.Unix()),
 		Permissions: ssh.Permissions{Extensions: map[string]string{"permit-pty": "", "permit-port-forwarding": ""}},
 	}
@@ -128,11 +128,17 @@ func (a *Authority) config() *ssh.ServerConfig {
 			if !ok || len(cert.ValidPrincipals) != 1 || !sandbox.ValidID(m.User()) {
 				return nil, errNoCertificate
 			}
-			return check.Authenticate(m, k)
+			if _, err := check.Authenticate(m, k); err != nil {
+				return nil, err
+			}
+			return &ssh.Permissions{Extensions: map[string]string{signedBy: cert.KeyId}}, nil
 		},
 	}
 	c.AddHostKey(a.host)
 	return c
 }
+
+// signedBy is where a connection remembers whose certificate it came with.
+const signedBy = "cove-key"
 
 var errNoCertificate = errors.New("a certificate for this sandbox is needed; 'cove ssh' makes one")

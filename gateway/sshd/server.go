@@ -26,6 +26,9 @@ type Machine interface {
 type Backend interface {
 	// Machine wakes a sandbox and keeps it active until release.
 	Machine(ctx context.Context, id string) (m Machine, release func(), err error)
+	// Login says whether who had the certificate signed may still come in, by the
+	// id of their API key.
+	Login(ctx context.Context, id, key, remote string) error
 	// Dial opens a stream to a port inside.
 	Dial(ctx context.Context, id string, port int) (net.Conn, error)
 }
@@ -140,7 +143,8 @@ func (s *Server) serve(nc net.Conn) {
 	}
 	_ = nc.SetDeadline(time.Time{})
 	id := conn.User()
-	s.log.Info("ssh", "sandbox", id, "from", nc.RemoteAddr())
+	refused := s.cfg.Backend.Login(ctx, id, conn.Permissions.Extensions[signedBy], nc.RemoteAddr().String())
+	s.log.Info("ssh", "sandbox", id, "from", nc.RemoteAddr(), "err", refused)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -153,6 +157,10 @@ func (s *Server) serve(nc net.Conn) {
 	})
 	slots := make(chan struct{}, maxChannels)
 	for nch := range chans {
+		if refused != nil {
+			_ = nch.Reject(ssh.Prohibited, plain(refused))
+			return
+		}
 		select {
 		case slots <- struct{}{}:
 		default:
