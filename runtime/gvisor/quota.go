@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
+	"strconv"
 	"strings"
 )
 
@@ -29,7 +31,7 @@ func (k *Kernel) unlimited() (limited func()) {
 		err = os.WriteFile(k.quotaFile(), []byte(was), 0o600)
 	}
 	if err == nil {
-		err = g.setQuota(id, g.noQuota())
+		err = g.setQuota(id, g.allCores())
 	}
 	if err != nil {
 		k.d.log.Debug("saving within the share of the CPU", "kernel", id, "err", err)
@@ -76,11 +78,15 @@ func (g cgroups) setQuota(id, quota string) error {
 	return nil
 }
 
-func (g cgroups) noQuota() string {
+// allCores is a share that is no limit but still one: taking the limit off and
+// putting it on again is a path of the host's scheduler that nothing else here
+// walks (a restore sets a wide one too).
+func (g cgroups) allCores() string {
+	quota := strconv.Itoa(goruntime.NumCPU() * cpuPeriod)
 	if g.v2 {
-		return "max"
+		return quota + " " + strconv.Itoa(cpuPeriod)
 	}
-	return "-1"
+	return quota
 }
 
 func (g cgroups) quotaPath(id string) string {
