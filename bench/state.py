@@ -60,6 +60,7 @@ def bench_standby(rounds: int) -> dict[str, Any]:
             with Sandbox.create() as sb:
                 sb.exec(["true"])
                 times["create + first exec"].append(time.perf_counter() - t)
+            wait_warm(raw)  # or the end of the one above runs beside it
             times["pause"].append(timed(five.pause))
             times["resume"].append(timed(five.resume))
             five.exec(["true"])

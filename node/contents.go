@@ -26,8 +26,10 @@ type StateConfig struct {
 	// Plain is a directory for checkpoints in the form a driver restores from.
 	// It is emptied at Open. Where Store encrypts it must be in memory.
 	Plain string
-	// KeepPlain bytes of them are kept for the next restore of the same: a fork
-	// of eight reads one checkpoint eight times. Default 1 GiB, negative none.
+	// KeepPlain bytes of them, and at most a quarter of what is free on the
+	// disk, are kept for the next restore of the same: a fork of eight reads one
+	// checkpoint eight times, and who falls asleep often wakes soon. Default
+	// 1 GiB, negative none.
 	KeepPlain int64
 	// ColdAfter is how long a sandbox that was paused for being idle stays hot;
 	// default one minute, negative for ever.
@@ -299,8 +301,9 @@ func (c *contents) trimLocked() {
 		}
 	}
 	slices.SortFunc(idle, func(a, b string) int { return c.plain[a].used.Compare(c.plain[b].used) })
+	keep := keepPlain(c.cfg.KeepPlain, freeOn(c.cfg.Plain))
 	for _, name := range idle {
-		if total <= max(c.cfg.KeepPlain, 0) {
+		if total <= keep {
 			return
 		}
 		d := c.plain[name]
@@ -309,6 +312,18 @@ func (c *contents) trimLocked() {
 		d.gone = true
 		c.removeLocked(d)
 	}
+}
+
+// keepPlain is how many bytes may be kept of what is only there to be quick.
+func keepPlain(limit, free int64) int64 { return max(min(limit, free/4), 0) }
+
+// freeOn is what a disk can still take; nothing where it does not say.
+func freeOn(dir string) int64 {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		return 0
+	}
+	return int64(st.Bavail) * st.Bsize
 }
 
 func (c *contents) removeLocked(d *plainDir) {
@@ -419,12 +434,15 @@ func (c *contents) piped(ctx context.Context, from sandbox.Content, f func(io.Re
 		read <- err
 	}()
 	err := f(pr)
-	pr.CloseWithError(io.ErrClosedPipe)
-	if rerr := <-read; rerr != nil && err != nil {
-		return rerr // why it could not be read is why f failed, unless f stopped first
+	pr.CloseWithError(errStopped)
+	if rerr := <-read; rerr != nil && err != nil && !errors.Is(rerr, errStopped) {
+		return rerr // why it could not be read is why f failed
 	}
 	return err
 }
+
+// errStopped is what the writer of a pipe meets whose reader needs no more.
+var errStopped = errors.New("the reader has stopped")
 
 func sizeOf(dir string) (n int64) {
 	ents, _ := os.ReadDir(dir)

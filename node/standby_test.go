@@ -345,3 +345,61 @@ func TestBlanksFollowDemand(t *testing.T) {
 		w.consistent(slices.Concat([]string{"a"}, want)...)
 	})
 }
+
+// What is stopped into a snapshot is there until its caller has the snapshot on
+// record: it goes on if that fails, and outlives a crash in between.
+func TestStoppedOnceCommitted(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a")
+		request := SnapshotRequest{Kind: sandbox.MemorySnapshot, Keep: true, Stop: true}
+		stop := func(commit func(sandbox.Content) error) (sandbox.Content, error) {
+			request.Commit = commit
+			c, _, err := w.Node.Snapshot(t.Context(), "a", request)
+			return c, err
+		}
+		_, err := stop(func(sandbox.Content) error { return sandbox.Errorf(sandbox.DiskFull, "store", "no room") })
+		expectClass(t, err, sandbox.ErrDiskFull)
+		w.expectStandby("a", sandbox.Awake)
+		if err := w.touch("a"); err != nil {
+			t.Error(err)
+		}
+		w.consistent("a")
+
+		var kept sandbox.Content
+		_, _ = stop(func(c sandbox.Content) error {
+			kept = c
+			w.drv.Crash()
+			w.disk = w.disk.crash(func(n int) int { return n })
+			return nil
+		})
+		_ = w.Node.Close()
+		w.open()
+		if err := w.touch("a"); err != nil {
+			t.Errorf("after a crash between the record and the end: %v", err)
+		}
+		if _, err := w.Verify(t.Context(), kept); err != nil {
+			t.Error(err)
+		}
+		w.consistent("a")
+
+		// The same of one that is asleep on disk.
+		if err := w.Pause(t.Context(), "a", true); err != nil {
+			t.Fatal(err)
+		}
+		_, err = stop(func(sandbox.Content) error { return sandbox.Errorf(sandbox.DiskFull, "store", "no room") })
+		expectClass(t, err, sandbox.ErrDiskFull)
+		w.expectStandby("a", sandbox.Cold)
+
+		committed := false
+		c, err := stop(func(c sandbox.Content) error {
+			committed = c.Manifest != ""
+			return nil
+		})
+		if err != nil || !committed || c.Manifest == "" {
+			t.Errorf("%+v, %v; committed %v", c, err, committed)
+		}
+		w.expectNotice("a")
+		w.expectEnd("a", sandbox.KilledByUser, "stopped by a snapshot")
+		w.consistent()
+	})
+}

@@ -211,16 +211,21 @@ func (b *build) freeze(ctx context.Context, sb sandbox.Sandbox) (tpl sandbox.Tem
 		return tpl, snap, err
 	}
 	defer end()
-	c, _, err := b.node.Snapshot(ctx, sb.ID, SnapshotRequest{Kind: sandbox.MemorySnapshot, Stop: true, Keep: true, Progress: func(sandbox.Progress) {}})
+	recorded := false
+	_, _, err = b.node.Snapshot(ctx, sb.ID, SnapshotRequest{Kind: sandbox.MemorySnapshot, Stop: true, Keep: true, Progress: func(sandbox.Progress) {},
+		Commit: func(c sandbox.Content) (err error) {
+			snap = b.newSnapshot(sb, taking{kind: sandbox.MemorySnapshot}, c)
+			snap.Hidden, snap.Spec = true, b.tpl.Spec
+			b.tpl.CreatedAt = snap.CreatedAt
+			tpl, err = b.store.CreateTemplateVersion(ctx, b.tpl, snap)
+			recorded = err == nil
+			return err
+		}})
 	if err != nil {
+		if !recorded {
+			b.content.want()
+		}
 		return tpl, snap, b.explain(ctx, sb.ID, err)
-	}
-	snap = b.newSnapshot(sb, taking{kind: sandbox.MemorySnapshot}, c)
-	snap.Hidden, snap.Spec = true, b.tpl.Spec
-	b.tpl.CreatedAt = snap.CreatedAt
-	if tpl, err = b.store.CreateTemplateVersion(ctx, b.tpl, snap); err != nil {
-		b.content.want()
-		return tpl, snap, err
 	}
 	if err := b.afterSnapshot(ctx, sb, snap, true); err != nil {
 		b.log.Warn("the end of a template's build is not on record yet", "sandbox", sb.ID, "err", err)

@@ -19,6 +19,7 @@ import (
 // by fakeNode.mu.
 type fakeState struct {
 	onSnapshot   func(ctx context.Context, r SnapshotRequest) error // before anything is made
+	onCommitted  func()                                             // between the record and the end of what is stopped; with mu
 	onCreateFrom func(sb sandbox.Sandbox) error
 	onRestore    func() error
 	onPrepare    func(ctx context.Context) error
@@ -140,6 +141,14 @@ func (n *fakeNode) Snapshot(ctx context.Context, id string, r SnapshotRequest) (
 	default:
 		c.Plain = fmt.Sprintf("c%d", n.made)
 		n.passing[c.Plain] = g.freeze(r.Kind)
+	}
+	if r.Stop && r.Commit != nil {
+		if err := r.Commit(c); err != nil {
+			return sandbox.Content{}, 0, err
+		}
+		if n.onCommitted != nil {
+			n.onCommitted()
+		}
 	}
 	if r.Stop {
 		n.endLocked(g, sandbox.End{Cause: sandbox.KilledByUser, Detail: "stopped by a snapshot", At: time.Now().UTC()})

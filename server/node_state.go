@@ -62,6 +62,9 @@ type SnapshotRequest struct {
 	Stop     bool   // the sandbox has ended when it returns, killed_by_user
 	Keep     bool   // in the content store; otherwise until Release, for a fork
 	Progress func(sandbox.Progress)
+	// Commit, if there is one, is called with the content before Stop ends the
+	// sandbox, which goes on if it fails.
+	Commit func(sandbox.Content) error
 }
 
 // VolumeSet makes and keeps volumes on a node; it persists them itself. Names

@@ -169,33 +169,50 @@ func (s *Server) takeSnapshot(ctx context.Context, id string, t taking, progress
 		return snap, false, 0, err
 	}
 	defer end()
-	c, paused, err := s.node.Snapshot(ctx, id, SnapshotRequest{Kind: t.kind, Path: t.path, Stop: t.stop, Keep: true, Progress: progress})
+	r := SnapshotRequest{Kind: t.kind, Path: t.path, Stop: t.stop, Keep: true, Progress: progress}
+	recorded := false
+	if t.stop {
+		// On record before the sandbox is gone: a crash in between leaves both.
+		r.Commit = func(c sandbox.Content) (err error) {
+			snap, unchanged, err = s.recordSnapshot(ctx, sb, t, c)
+			recorded = err == nil
+			return err
+		}
+	}
+	c, paused, err := s.node.Snapshot(ctx, id, r)
 	if err != nil {
+		if t.stop && !recorded {
+			s.content.want()
+		}
 		return snap, false, 0, s.explain(ctx, id, err)
 	}
-	snap = s.newSnapshot(sb, t, c)
-	if c.Same != "" {
-		old, found, err := s.recordOf(ctx, id, t, c.Same)
-		switch {
-		case err != nil:
+	if !recorded {
+		if snap, unchanged, err = s.recordSnapshot(ctx, sb, t, c); err != nil {
+			s.content.want()
 			return snap, false, paused, err
-		case found && (t.name == "" || t.name == old.Name) && (len(t.labels) == 0 || maps.Equal(t.labels, old.Labels)):
-			return old, true, paused, s.afterSnapshot(ctx, sb, old, t.stop)
+		}
+	}
+	return snap, unchanged, paused, s.afterSnapshot(ctx, sb, snap, t.stop)
+}
+
+// recordSnapshot makes the record of content that was just made of sb, unless
+// there is one that it could be no other than.
+func (s *Server) recordSnapshot(ctx context.Context, sb sandbox.Sandbox, t taking, c sandbox.Content) (snap sandbox.Snapshot, unchanged bool, err error) {
+	if c.Same != "" {
+		old, found, err := s.recordOf(ctx, sb.ID, t, c.Same)
+		if err != nil {
+			return snap, false, err
+		}
+		if found && (t.name == "" || t.name == old.Name) && (len(t.labels) == 0 || maps.Equal(t.labels, old.Labels)) {
+			return old, true, nil
 		}
 		// A name or labels of its own were asked for, or the old record was
 		// deleted and its content not collected yet (it cannot be while we are
 		// here): a record of its own, of the same content, which costs nothing.
 		unchanged = found
 	}
-	if got, err := s.store.CreateSnapshot(ctx, snap); err == nil {
-		snap = got
-	} else if !t.stop {
-		s.content.want()
-		return snap, false, paused, err
-	} else {
-		return snap, false, paused, s.rescue(ctx, sb, snap, err)
-	}
-	return snap, unchanged, paused, s.afterSnapshot(ctx, sb, snap, t.stop)
+	snap, err = s.store.CreateSnapshot(ctx, s.newSnapshot(sb, t, c))
+	return snap, unchanged, err
 }
 
 // recordOf finds the newest record of some content that a sandbox was frozen
@@ -238,26 +255,6 @@ func (s *Server) newSnapshot(sb sandbox.Sandbox, t taking, c sandbox.Content) sa
 		CreatedAt: s.cfg.Clock().UTC(),
 		Content:   c,
 	}
-}
-
-// rescue is for a sandbox that was stopped into a snapshot whose record could
-// not be written: the content is all that is left of it, so it is kept and the
-// record is owed.
-func (s *Server) rescue(ctx context.Context, sb sandbox.Sandbox, snap sandbox.Snapshot, cause error) error {
-	release := s.content.use(snap.Content)
-	s.owe("record snapshot "+snap.ID, func(ctx context.Context) error {
-		_, err := s.store.CreateSnapshot(ctx, snap)
-		if err != nil && !errors.Is(err, sandbox.ErrAlreadyExists) {
-			return err
-		}
-		release()
-		return nil
-	})
-	if err := s.afterSnapshot(ctx, sb, snap, true); err != nil {
-		s.log.Warn("the end of a stopped sandbox is not on record yet", "sandbox", sb.ID, "err", err)
-	}
-	return &sandbox.Error{Class: sandbox.Unavailable, Msg: "the sandbox was stopped and snapshot " + snap.ID + " could not be recorded", Err: cause,
-		Hint: "its content is kept and the record is tried again; ask for the snapshot by its id"}
 }
 
 // afterSnapshot moves the sandbox below its snapshot, or records its end.

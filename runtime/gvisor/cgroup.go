@@ -193,10 +193,12 @@ func descendants(pid int) []int {
 	return out
 }
 
+// cpuPeriod is the time in which a share of the CPU is counted, microseconds.
+const cpuPeriod = 100_000
+
 // limit sets what the sandbox in a kernel may use.
 func (g cgroups) limit(id string, r sandbox.Resources) error {
-	const period = 100_000
-	quota := max(r.MilliCPU*period/1000, 1000)
+	quota := max(r.MilliCPU*cpuPeriod/1000, 1000)
 	mem := strconv.FormatInt(r.MemoryLimit+kernelOverhead, 10)
 	// A process inside is four to five tasks of the host (a stub, its system
 	// call thread, its system message threads). The limit is kept inside, by
@@ -205,14 +207,14 @@ func (g cgroups) limit(id string, r sandbox.Resources) error {
 	pids := strconv.FormatInt(6*r.Pids+512, 10)
 	type kv struct{ controller, file, value string }
 	set := []kv{
-		{"cpu", "cpu.cfs_period_us", strconv.Itoa(period)},
+		{"cpu", "cpu.cfs_period_us", strconv.Itoa(cpuPeriod)},
 		{"cpu", "cpu.cfs_quota_us", strconv.FormatInt(quota, 10)},
 		{"memory", "memory.limit_in_bytes", mem},
 		{"pids", "pids.max", pids},
 	}
 	if g.v2 {
 		set = []kv{
-			{"", "cpu.max", fmt.Sprintf("%d %d", quota, period)},
+			{"", "cpu.max", fmt.Sprintf("%d %d", quota, cpuPeriod)},
 			{"", "memory.max", mem},
 			{"", "memory.oom.group", "1"},
 			{"", "pids.max", pids},

@@ -98,6 +98,7 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	if err := k.guest.Park(ctx); err != nil {
 		return cp, k.explain(op, err)
 	}
+	defer k.unlimited()()
 	var files []string
 	for try := 1; ; try++ {
 		if files, err = k.save(ctx, dir); err == nil {

@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"testing"
 	"time"
 
 	"github.com/cove-sandbox/cove/runtime"
@@ -26,3 +27,15 @@ func HostCPU(k runtime.Kernel) time.Duration {
 	}
 	return s.CPUTime
 }
+
+// Quota is a kernel's share of the CPU as its cgroup has it.
+func Quota(t testing.TB, k *Kernel) string {
+	q, err := k.d.groups.quota(k.id)
+	if err != nil {
+		t.Error(err)
+	}
+	return q
+}
+
+// Unlimited lifts it as a checkpoint does.
+func Unlimited(k *Kernel) (limited func()) { return k.unlimited() }

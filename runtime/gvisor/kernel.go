@@ -300,6 +300,9 @@ func (k *Kernel) adopt(ctx context.Context) error {
 	if err := k.watch(); err != nil {
 		return err
 	}
+	if err := k.requota(); err != nil {
+		k.d.log.Error("an adopted kernel keeps the whole CPU", "kernel", k.id, "err", err)
+	}
 	paused, err := k.adoptPaused(ctx)
 	if paused {
 		return nil

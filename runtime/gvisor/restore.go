@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -36,6 +37,11 @@ func (b *blank) Restore(ctx context.Context, dir string, cp runtime.Checkpoint, 
 		}
 	}
 	if err := b.goOn(ctx, b.spec, dir, was, c); err != nil {
+		// A sentry that cannot write its layer dies of it, and says nothing:
+		// before what it wrote goes, the disk is asked.
+		if full := probeSpace(b.dir()); full != nil {
+			err = sandbox.Errorf(sandbox.DiskFull, op, "kernel %s: %w", b.id, errors.Join(full, err)).WithHint("make room and try again")
+		}
 		return nil, b.undo(ctx, op, err)
 	}
 	if err := ctx.Err(); err != nil {
