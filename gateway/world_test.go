@@ -93,7 +93,6 @@ type world struct {
 	tokens *gateway.Tokens
 	addr   string // of the listener
 	port   int    // of the server inside
-	inside func() (reached int64)
 }
 
 func newWorld(t *testing.T, inside http.Handler) *world {
