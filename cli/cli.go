@@ -62,6 +62,8 @@ type ServeConfig struct {
 	TLSCert, TLSKey string        // files; both or neither
 	TLSSelf         bool          // with an authority in Data/tls
 	TLSACME         string        // domain to get certificates for
+	TLSACMEFrom     string        // directory URL; "" = Let's Encrypt
+	TLSACMECA       string        // file with the CA of that directory; "" = the system's
 	QueueWait       time.Duration // how long a create waits on a full node
 	AuditRetention  time.Duration
 

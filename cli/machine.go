@@ -58,6 +58,8 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs.StringVar(&c.TLSKey, "tls-key", "", "file with its key")
 	fs.BoolVar(&c.TLSSelf, "tls-self", false, "TLS with an authority made in DATA/tls, for trying it out; clients trust it with COVE_CA")
 	fs.StringVar(&c.TLSACME, "tls-acme", "", "domain to get certificates for from Let's Encrypt; port 443 of it must lead here")
+	fs.StringVar(&c.TLSACMEFrom, "tls-acme-directory", "", "directory URL of another ACME server than Let's Encrypt")
+	fs.StringVar(&c.TLSACMECA, "tls-acme-ca", "", "file with the CA certificate of that server, if the system does not know it")
 	fs.DurationVar(&c.QueueWait, "queue-wait", 2*time.Second, "how long a create waits for room on a full node, in turn between tenants; 0 = not at all")
 	fs.DurationVar(&c.AuditRetention, "audit-retention", 90*24*time.Hour, "how long the audit log is kept")
 	fs.StringVar(&c.GatewayDomain, "gateway-domain", a.Getenv("COVE_GATEWAY_DOMAIN"), "domain of ports, as http://PORT-SANDBOX.DOMAIN ($COVE_GATEWAY_DOMAIN; https://DOMAIN behind a TLS proxy; default: only /p/SANDBOX/PORT/)")

@@ -5,16 +5,21 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
+	"golang.org/x/crypto/acme"
 	"golang.org/x/crypto/acme/autocert"
 
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/gateway"
 	"github.com/cove-sandbox/cove/pki"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/wire"
 )
 
 func (p places) tls() string  { return filepath.Join(p.dir, "tls") }
@@ -110,9 +115,9 @@ func selfTLS(c cli.ServeConfig, at places, log *slog.Logger) (*tls.Config, strin
 	return cert.ServerTLS(), "", nil
 }
 
-// acmeTLS gets certificates from Let's Encrypt by TLS-ALPN-01, which needs the
+// acmeTLS gets certificates from Let's Encrypt, or whom else it is told, by TLS-ALPN-01, which needs the
 // listener to be reachable from there at port 443 of the domain.
-func acmeTLS(c cli.ServeConfig, at places) (*tls.Config, string, error) {
+func acmeTLS(c cli.ServeConfig, at places) (cfg *tls.Config, host string, err error) {
 	if strings.ContainsAny(c.TLSACME, "*/: ") || !strings.Contains(c.TLSACME, ".") {
 		return nil, "", sandbox.InvalidField("tls-acme", "%.80q is no name of a domain; one without wildcards is accepted", c.TLSACME)
 	}
@@ -120,7 +125,10 @@ func acmeTLS(c cli.ServeConfig, at places) (*tls.Config, string, error) {
 		return nil, "", err
 	}
 	m := &autocert.Manager{Prompt: autocert.AcceptTOS, HostPolicy: autocert.HostWhitelist(c.TLSACME), Cache: autocert.DirCache(at.acme())}
-	cfg := m.TLSConfig()
+	if m.Client, err = acmeClient(c); err != nil {
+		return nil, "", err
+	}
+	cfg = m.TLSConfig()
 	cfg.MinVersion = tls.VersionTLS13
 	get := cfg.GetCertificate
 	cfg.GetCertificate = func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -130,4 +138,23 @@ func acmeTLS(c cli.ServeConfig, at places) (*tls.Config, string, error) {
 		return get(h)
 	}
 	return cfg, c.TLSACME, nil
+}
+
+// acmeClient is nil for Let's Encrypt.
+func acmeClient(c cli.ServeConfig) (*acme.Client, error) {
+	if c.TLSACMEFrom == "" && c.TLSACMECA == "" {
+		return nil, nil
+	}
+	if u, err := url.Parse(c.TLSACMEFrom); err != nil || u.Scheme != "https" || u.Host == "" {
+		return nil, sandbox.InvalidField("tls-acme-directory", "%.200q is no https URL", c.TLSACMEFrom)
+	}
+	client := &acme.Client{DirectoryURL: c.TLSACMEFrom}
+	if c.TLSACMECA != "" {
+		pool, err := wire.LoadCA(c.TLSACMECA)
+		if err != nil {
+			return nil, err
+		}
+		client.HTTPClient = &http.Client{Timeout: time.Minute, Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	}
+	return client, nil
 }
