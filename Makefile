@@ -21,6 +21,7 @@ STATICCHECK       := v0.8.2
 BUF               := v1.60.0
 PROTOC_GEN_GO     := v1.36.11
 PROTOC_GEN_CONNECT := v1.21.0
+PEBBLE            := v2.8.0
 
 # CGO off: static binaries, and no C compiler needed.
 export CGO_ENABLED := 0
@@ -89,10 +90,10 @@ $(VENV)/.test: $(VENV)/.sdk
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e 'sdk/python[test,lint]'
 	@touch $@
 
-test: test-deps build $(VENV)/.test ## everything: unit, integration on real gVisor, Python SDK
+test: test-deps build $(TOOLS)/pebble $(VENV)/.test ## everything: unit, integration on real gVisor, Python SDK
 	@scripts/test.sh
 
-test-go: test-deps build ## the Go tests alone (PKG=./cli/... for some)
+test-go: test-deps build $(TOOLS)/pebble ## the Go tests alone (PKG=./cli/... for some)
 	@scripts/test.sh go
 
 test-python: test-deps build $(VENV)/.test ## the Python tests alone, unit and live
@@ -131,6 +132,10 @@ endef
 
 $(TOOLS)/staticcheck-$(STATICCHECK):
 	$(call install_tool,honnef.co/go/tools/cmd/staticcheck,$(STATICCHECK))
+
+# The ACME server that TLS is tested against.
+$(TOOLS)/pebble: Makefile
+	$(call install_tool,github.com/letsencrypt/pebble/v2/cmd/pebble,$(PEBBLE))
 
 $(TOOLS)/buf-$(BUF):
 	$(call install_tool,github.com/bufbuild/buf/cmd/buf,$(BUF))

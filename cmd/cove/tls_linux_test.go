@@ -41,8 +41,8 @@ func TestTLSFlags(t *testing.T) {
 	}
 }
 
-// The ACME side is Let's Encrypt's: what is tested is that we would answer its
-// challenge, ask for our own domain only, and speak nothing below 1.3.
+// Without an ACME server: we would answer its challenge, ask for our own domain
+// only, and speak nothing below 1.3. TestACME has one.
 func TestACMEWiring(t *testing.T) {
 	at := places{t.TempDir()}
 	cfg, host, err := publicTLS(cli.ServeConfig{TLSACME: "cove.example.com"}, at, quiet)
