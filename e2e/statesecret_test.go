@@ -23,6 +23,9 @@ func holders(t *testing.T, dir, marker string) (found []string) {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}
+		if filepath.Base(filepath.Dir(path)) == "networks" { // a namespace is mounted on it
+			return nil
+		}
 		b, err := os.ReadFile(path)
 		if bytes.Contains(b, []byte(marker)) {
 			rel, _ := filepath.Rel(dir, path)

@@ -21,6 +21,7 @@ import (
 	"github.com/cove-sandbox/cove/cas/local"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/snapshot"
+	"github.com/cove-sandbox/cove/store"
 	"github.com/cove-sandbox/cove/store/sqlite"
 )
 
@@ -49,6 +50,7 @@ func (w *World) AssertNoLitter(t testing.TB) {
 	a.readRecords()
 	a.state()
 	a.kernels()
+	a.networks()
 	a.images()
 	a.volumes()
 	a.rest()
@@ -103,7 +105,7 @@ func (a *audit) names(parts ...string) (names []string) {
 
 func (a *audit) readRecords() {
 	a.t.Helper()
-	ctx := context.Background()
+	ctx := store.Installation(context.Background())
 	db, err := sqlite.Open(ctx, filepath.Join(a.w.Dir, "cove.db"))
 	if err != nil {
 		a.t.Fatal(err)
@@ -316,16 +318,44 @@ func (a *audit) volumes() {
 		}
 	}
 	h := HostNow(a.w.Dir)
+	networks := filepath.Join(a.w.Dir, "networks") + "/"
 	for _, l := range append(h.Loops, h.Mounts...) {
+		if strings.Contains(l, networks) {
+			continue // see networks
+		}
 		if !slices.ContainsFunc(slices.Collect(maps.Keys(held)), func(id string) bool { return strings.Contains(l, id) }) {
 			a.found("mount or loop device %s", l)
 		}
 	}
 }
 
+// networks are namespaces of kernels that are there, each mounted on its file.
+// A server that ended by itself took its spares along.
+func (a *audit) networks() {
+	kernels := map[string]bool{}
+	for _, e := range a.live {
+		kernels[e.Kernel.ID] = true
+	}
+	names := a.names("networks")
+	for _, n := range names {
+		if !kernels[n] {
+			a.found("networks/%s", n)
+		}
+	}
+	mounts := 0
+	for _, m := range HostNow(a.w.Dir).Mounts {
+		if strings.Contains(m, filepath.Join(a.w.Dir, "networks")+"/") {
+			mounts++
+		}
+	}
+	if mounts != len(names) {
+		a.found("%d namespaces are mounted on %d files", mounts, len(names))
+	}
+}
+
 // rest is what the other looks have no eye for: names at the top.
 func (a *audit) rest() {
-	known := []string{"key", "url", "cove.db", "cove.db-shm", "cove.db-wal", "images", "node", "gvisor", "state", "state.keys", "checkpoints", "volumes"}
+	known := []string{"key", "url", "cove.db", "cove.db-shm", "cove.db-wal", "images", "node", "gvisor", "state", "state.keys", "checkpoints", "volumes", "networks", "gateway.key"}
 	for _, n := range a.names() {
 		if !slices.Contains(known, n) {
 			a.found("%s", n)
@@ -347,7 +377,7 @@ func (w *World) KernelOf(t testing.TB, id string) string {
 // BlobsOf are the ids of all blobs of a snapshot; the server must have ended.
 func (w *World) BlobsOf(t testing.TB, id string) (blobs []string) {
 	t.Helper()
-	ctx := context.Background()
+	ctx := store.Installation(context.Background())
 	db, err := sqlite.Open(ctx, filepath.Join(w.Dir, "cove.db"))
 	if err != nil {
 		t.Fatal(err)
