@@ -66,7 +66,11 @@ def kid(slot, how, arg="7"):
         S[slot] = fork(lambda: os._exit(int(arg)))
         until(lambda: stat_of(S[slot])[1] == "Z", "a zombie")
     elif how == "stopped":
-        S[slot] = fork(lambda: (os.kill(os.getpid(), signal.SIGSTOP), os._exit(int(arg))))
+        # In a group of its own, whose parent is of its session: the group of an
+        # exec or of a holder is an orphan, and when anybody in an orphaned group
+        # with a stopped member ends, gVisor hangs up all of it (sessions.go,
+        # handleOrphan). Linux does so only when a group becomes an orphan.
+        S[slot] = fork(lambda: (os.setpgid(0, 0), os.kill(os.getpid(), signal.SIGSTOP), os._exit(int(arg))))
         until(lambda: stat_of(S[slot])[1] == "T", "stopped")
     elif how == "session":
         S[slot] = fork(lambda: (os.setsid(), signal.pause()))
