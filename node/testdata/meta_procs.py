@@ -26,10 +26,19 @@ def fork(child):
     return pid
 
 
+def state(pid):
+    try:
+        return stat_of(pid)[1]
+    except FileNotFoundError:
+        return "gone"
+
+
 def settled():
-    "Nobody but this process is doing anything."
+    """Nobody but this process is doing anything, nor will by itself: a call with
+    a time limit is over, or how long everything took would show."""
     others = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]
-    return all(stat_of(p)[1] != "R" for p in others)
+    limited = [int(f[6:]) for f in os.listdir(RUN) if f.startswith("limit-")]
+    return all(state(p) != "R" for p in others) and all(state(p) in ("Z", "gone") for p in limited)
 
 
 @op
@@ -66,7 +75,11 @@ def kid(slot, how, arg="7"):
         S[slot] = fork(lambda: os._exit(int(arg)))
         until(lambda: stat_of(S[slot])[1] == "Z", "a zombie")
     elif how == "stopped":
-        S[slot] = fork(lambda: (os.kill(os.getpid(), signal.SIGSTOP), os._exit(int(arg))))
+        # In a group of its own, whose parent is of its session: the group of an
+        # exec or of a holder is an orphan, and when anybody in an orphaned group
+        # with a stopped member ends, gVisor hangs up all of it (sessions.go,
+        # handleOrphan). Linux does so only when a group becomes an orphan.
+        S[slot] = fork(lambda: (os.setpgid(0, 0), os.kill(os.getpid(), signal.SIGSTOP), os._exit(int(arg))))
         until(lambda: stat_of(S[slot])[1] == "T", "stopped")
     elif how == "session":
         S[slot] = fork(lambda: (os.setsid(), signal.pause()))
@@ -203,6 +216,11 @@ def clocksee(slot):
 
 @op
 def timer(slot, seconds):
+    # A process has one. Whether a short one fired before the next plot set it
+    # anew is a matter of time.
+    if "timer" in S:
+        return "set as", S["timer"]
+    S["timer"] = slot
     S[slot] = []
     signal.signal(signal.SIGALRM, lambda *_: S[slot].append(1))
     signal.setitimer(signal.ITIMER_REAL, float(seconds))
@@ -355,6 +373,8 @@ def blocked(slot, how):
         for _ in "ab":
             until(lambda: asleep(pid), how)
             time.sleep(0.002)
+    else:
+        os.close(os.open("%s/limit-%d" % (RUN, pid), os.O_CREAT))  # for settled
     return "pid", pid
 
 
