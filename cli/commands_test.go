@@ -196,6 +196,11 @@ func TestImagesAndKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.cove(t, settings{}, "image", "import", "mine", dir).want(t, 0, "sha256:"+strings.Repeat("1", 64)+"\n")
+	tar := filepath.Join(t.TempDir(), "image.tar")
+	if err := os.WriteFile(tar, []byte("tar"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.cove(t, settings{}, "image", "import", "mine", tar).want(t, 0, "sha256:"+strings.Repeat("1", 64)+"\n")
 	f.cove(t, settings{}, "image", "inspect", "bse").want(t, 1, "", "cove: no image 'bse'", "hint: did you mean 'base'?")
 	f.cove(t, settings{}, "image", "prune", "--dry-run").want(t, 0, "sha256:dead\n", "would free 3MiB")
 	f.cove(t, settings{}, "image", "rm", "debian").want(t, 0, "debian\n")

@@ -105,10 +105,11 @@ func sandboxPath(id, what string) string {
 }
 
 func (c *Client) put(ctx context.Context, path string, q url.Values, r io.Reader, size int64, answer func([]byte) error) error {
+	body := io.NopCloser(r) // a file is the caller's to close
 	if size == 0 {
-		r = http.NoBody
+		body = http.NoBody
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPut, c.url+path+"?"+q.Encode(), r)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, c.url+path+"?"+q.Encode(), body)
 	if err != nil {
 		return sandbox.InvalidField("url", "%v", err)
 	}
