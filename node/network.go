@@ -52,7 +52,7 @@ func (n *Node) device(ctx context.Context, kernel string, spec sandbox.Network, 
 	if err != nil {
 		return nil, err
 	}
-	d, err := n.cfg.Networks.Take(ctx, kernel, p, generation)
+	d, err := n.cfg.Networks.Take(ctx, kernel, p, generation, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func (n *Node) adoptNetwork(ctx context.Context, b *box, kernel string) {
 	}
 	p, err := policy.Compile(spec)
 	if err == nil {
-		err = n.cfg.Networks.Adopt(ctx, kernel, p, b.sb.NetworkGeneration)
+		err = n.cfg.Networks.Adopt(ctx, kernel, p, b.sb.NetworkGeneration, nil)
 	}
 	if err != nil && (networked(b.sb.Spec.Network) || sandbox.ClassOf(err) != sandbox.NotFound) {
 		n.log.Error("an adopted sandbox is without its network", "sandbox", b.id, "err", err)
