@@ -59,6 +59,20 @@ type NetworkReplay struct {
 	MatchHeaders []string `json:"match_headers,omitempty"`
 }
 
+// RecordedExchange is one request and what came of it.
+type RecordedExchange struct {
+	Number    int64         `json:"number"`
+	At        time.Time     `json:"at"`
+	Took      time.Duration `json:"took"`
+	Method    string        `json:"method"`
+	URL       string        `json:"url"`
+	Status    int           `json:"status,omitempty"` // 0 = there was no answer
+	Failed    string        `json:"failed,omitempty"` // why not
+	Sent      int64         `json:"sent"`             // bytes of the bodies
+	Received  int64         `json:"received"`
+	Truncated bool          `json:"truncated,omitempty"` // it cannot be replayed
+}
+
 // ReplayMiss is a request that a replay had no answer for.
 type ReplayMiss struct {
 	At     time.Time `json:"at"`

@@ -60,6 +60,9 @@ func (b *Box) lookUp(ctx context.Context, q *dns.Msg) *dns.Msg {
 	question := q.Question[0]
 	name := policy.Name(question.Name)
 	f := policy.Flow{Name: name, Port: dnsPort, Protocol: dnsProtocol}
+	if r := b.replay(); r != nil {
+		return b.lookUpTape(q, f, r)
+	}
 	pol := b.current()
 	switch {
 	case name == "" || !pol.MayResolve(name):

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/egress/tape"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -65,7 +66,10 @@ func (b *Box) serve(h *httpBox, c *net.TCPConn, r *bufio.Reader, wrap func(net.C
 		},
 		Transport: chained{b}, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			var miss *tape.MissError
 			switch {
+			case errors.As(err, &miss):
+				writeMiss(w, miss.Miss)
 			case sandbox.ClassOf(err) == sandbox.Denied:
 				deny(w, http.StatusForbidden, err.Error())
 			case errors.Is(err, errPending):
@@ -120,7 +124,9 @@ func (c chained) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return next.RoundTrip(r)
+	res, err := next.RoundTrip(r)
+	c.b.noteReplay(r, err)
+	return res, err
 }
 
 // requestName is the name that a request is for; "" if it is an address.

@@ -28,9 +28,14 @@ type Interception struct {
 	// Names says whether the TLS of a name is ended here; all other passes as
 	// it is. nil = none.
 	Names func(name string) bool
+	// All ends the TLS of every name: a tape has all of it.
+	All bool
 	// Tape and Secrets make their piece of the chain; nil = there is none. They
 	// are called once, not for each request.
 	Tape, Secrets func(next http.RoundTripper) http.RoundTripper
+	// Replay says that nothing leaves, and which names are found. The policy
+	// must be one that denies everything; nil = Tape is none that replays.
+	Replay Replay
 	// Pending says that what it is to be is not known yet: after a restart, until
 	// the server has said. Connections wait for it, then fail.
 	Pending bool
@@ -47,6 +52,19 @@ const (
 	reasonPending = "secrets_not_loaded"
 	reasonHTTP    = "http_"
 )
+
+// Replay is what answers in place of the outside.
+type Replay interface {
+	// Knows says whether the name was asked for anything.
+	Knows(name string) bool
+	// MissName notes that one was looked up that was not.
+	MissName(name string)
+}
+
+// ends says whether the TLS of a name is ended here.
+func (i *Interception) ends(name string) bool {
+	return i != nil && name != "" && (i.All || i.covers(name))
+}
 
 func (i *Interception) covers(name string) bool {
 	return i != nil && i.Names != nil && name != "" && i.Names(name)
@@ -77,7 +95,7 @@ func (b *Box) Intercept(i *Interception) {
 	}
 	var ends []func()
 	for p := range b.open {
-		if !p.http && p.entry != nil && i.covers(p.flow.Name) {
+		if !p.http && p.entry != nil && i.ends(p.flow.Name) {
 			p.entry.fail(reasonIntercept)
 			ends = append(ends, p.end)
 		}

@@ -118,6 +118,7 @@ func (b *Box) Status(flows int) sandbox.NetworkStatus {
 	s := sandbox.NetworkStatus{Network: b.policy.Spec(), Generation: b.generation}
 	b.mu.Unlock()
 	s.Flows, s.Allowed, s.Denied = b.flows.last(flows)
+	s.Missed = b.flows.missed.Load()
 	return s
 }
 

@@ -122,7 +122,7 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 		if !s.encrypted {
 			f.Name = policy.Name(s.name)
 		}
-		if i.covers(f.Name) {
+		if i.ends(f.Name) {
 			b.serveTLS(i, c, r, to, f.Name)
 			return
 		}

@@ -88,8 +88,12 @@ func (t *Tape) take(sc *scanner, f frame, first bool, open map[uint32]*Exchange)
 	case kindHeader:
 		return sc.json(f, &t.Header)
 	case kindFinish:
-		t.finished = &finish{}
-		return sc.json(f, t.finished)
+		end := &finish{}
+		if err := sc.json(f, end); err != nil {
+			return err
+		}
+		t.finished = end
+		return nil
 	case kindRequest:
 		// Numbers only ever go up: what is open twice, or again after its end,
 		// was not written by a recorder.

@@ -24,8 +24,12 @@ type Player struct {
 	tape  *Tape
 	rules Rules
 	now   func() time.Time
-	used  func(exchange uint32) // under mu; nil = nobody wants to know
-	close func()
+
+	// For a player of a library; nil = it is nobody's. note and back are called
+	// under mu.
+	note  func(exchange uint32) // one was used
+	back  func() error          // none is
+	close func() error
 
 	byKey map[string][]int // into tape.Exchanges
 
@@ -61,6 +65,22 @@ func (p *Player) Status() sandbox.ReplayStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return sandbox.ReplayStatus{Recording: p.tape.Header.ID, Answered: p.answered, Missed: p.missed, Unused: p.unused, Misses: slices.Clone(p.misses)}
+}
+
+// MissName notes a name that was looked up, and is not on the tape. The request
+// that was to follow will not.
+func (p *Player) MissName(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.missed++
+	p.keep(sandbox.ReplayMiss{At: p.now().UTC(), Method: "DNS", URL: name, Reason: string(sandbox.ReplayMissed), Hint: "no request to this host was recorded"})
+}
+
+func (p *Player) keep(m sandbox.ReplayMiss) {
+	if len(p.misses) == missesKept {
+		p.misses = p.misses[1:]
+	}
+	p.misses = append(p.misses, m)
 }
 
 // MissError is a request without an answer. It is a sandbox.Error of the reason
@@ -135,8 +155,8 @@ func (p *Player) find(a Asked) (*Exchange, error) {
 func (p *Player) take(key string, e *Exchange) {
 	p.next[key]++
 	p.unused--
-	if p.used != nil {
-		p.used(e.Number)
+	if p.note != nil {
+		p.note(e.Number)
 	}
 }
 
@@ -151,10 +171,7 @@ func (p *Player) play(a Asked, e *Exchange) (*Exchange, error) {
 func (p *Player) miss(a Asked, why sandbox.Reason, hint string) error {
 	m := sandbox.ReplayMiss{At: p.now().UTC(), Method: a.Method, URL: a.URL(), Reason: string(why), Hint: hint}
 	p.missed++
-	if len(p.misses) == missesKept {
-		p.misses = p.misses[1:]
-	}
-	p.misses = append(p.misses, m)
+	p.keep(m)
 	return &MissError{m}
 }
 
@@ -178,16 +195,28 @@ func (p *Player) seek(used []uint32) {
 	}
 }
 
-// rewind begins the tape anew.
-func (p *Player) rewind() {
+// Rewind begins the tape anew.
+func (p *Player) Rewind() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.next)
 	p.answered, p.missed, p.misses, p.unused = 0, 0, nil, int64(len(p.tape.Exchanges))
+	if p.back != nil {
+		return p.back()
+	}
+	return nil
 }
 
-// position is what was used by now.
-func (p *Player) position() (used []uint32) {
+// Close lets go of the tape. Requests under way may fail.
+func (p *Player) Close() error {
+	if p.close == nil {
+		return nil
+	}
+	return p.close()
+}
+
+// Used is what was answered with by now.
+func (p *Player) Used() (used []uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for key, n := range p.next {
