@@ -33,7 +33,10 @@ func (n *Node) Create(ctx context.Context, sb sandbox.Sandbox, img sandbox.Image
 		return 0, sandbox.WithOp("node.create", err)
 	}
 	var k runtime.Kernel
-	if err = n.attachVolumes(ctx, b); err == nil {
+	if err = n.giveTape(ctx, b.sb, ""); err == nil {
+		err = n.attachVolumes(ctx, b)
+	}
+	if err == nil {
 		k, err = n.place(ctx, b)
 	}
 	if err != nil {
@@ -160,6 +163,7 @@ func (n *Node) undo(b *box) {
 	}
 	b.cancel(errors.New("create failed"))
 	n.detachVolumes(b)
+	n.undoTape(b.sb)
 	n.mu.Lock()
 	delete(n.live, b.id)
 	n.releaseLocked(b)

@@ -59,6 +59,9 @@ func (n *Node) recover(ctx context.Context, was *state) error {
 		}
 		removed = append(removed, nets...)
 	}
+	if err := n.settleTapes(); err != nil {
+		n.log.Error("recordings that nobody goes on with are still open", "err", err)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.log.Info("recovered", "adopted", len(n.live), "gone", len(todo)-len(n.live), "swept", len(removed), "machine_restarted", rebooted)
@@ -98,6 +101,7 @@ func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 	if err := n.attachVolumes(ctx, b); err != nil {
 		n.log.Error("an adopted sandbox is without its volumes", "sandbox", id, "err", err)
 	}
+	n.takeTape(ctx, b.sb)
 	n.adoptNetwork(ctx, b, k.ID())
 	hot := false // a guest that stands still does not answer
 	if p, ok := k.(runtime.Pauser); ok {
@@ -156,6 +160,7 @@ func (n *Node) asleep(ctx context.Context, e *entry) {
 	if err := n.attachVolumes(ctx, b); err != nil {
 		n.log.Error("a sandbox in cold standby is without its volumes", "sandbox", b.id, "err", err)
 	}
+	n.takeTape(ctx, b.sb)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	b.sb.State = sandbox.Running

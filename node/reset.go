@@ -58,6 +58,7 @@ func (n *Node) Reset(ctx context.Context, id string) (episode int64, took time.D
 		}
 		return 0, 0, endedError(id, end)
 	}
+	n.seekTape(id, "") // a new episode is told the same again
 	return episode, time.Since(start), nil
 }
 

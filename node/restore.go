@@ -85,7 +85,10 @@ func (n *Node) CreateFrom(ctx context.Context, sb sandbox.Sandbox, img sandbox.I
 	defer cancel()
 	b.needs = slices.Clone(from.Content.Needs)
 	var k runtime.Kernel
-	if err = n.attachVolumes(rctx, b); err == nil {
+	if err = n.giveTape(rctx, b.sb, from.Content.Replay); err == nil {
+		err = n.attachVolumes(rctx, b)
+	}
+	if err == nil {
 		k, err = n.restore(rctx, b, from.Content, nil)
 	}
 	if err == nil {
@@ -196,6 +199,7 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	if old != nil {
 		n.discard(old)
 	}
+	n.seekTape(id, from.Content.Replay)
 	return sb.Episode, time.Since(start), nil
 }
 

@@ -84,9 +84,7 @@ func inherit(spec sandbox.Spec, snap sandbox.Snapshot) sandbox.Spec {
 	if snap.Kind == sandbox.MemorySnapshot && len(spec.Volumes) == 0 {
 		spec.Volumes = from.Volumes
 	}
-	if spec.Network.IsZero() {
-		spec.Network = from.Network
-	}
+	spec.Network = spec.Network.From(from.Network)
 	return spec
 }
 
@@ -281,6 +279,10 @@ func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) 
 	}
 	if b.spec.Timeout > 0 {
 		sb.ExpiresAt = now.Add(b.spec.Timeout)
+	}
+	var err error
+	if sb.Spec.Network, err = s.tapeOf(ctx, "spec.network", sb.Spec.Network); err != nil {
+		return sandbox.Sandbox{}, 0, err
 	}
 	defer s.creates.begin(sb.ID)()
 

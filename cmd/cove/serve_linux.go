@@ -104,9 +104,15 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 		defer closing(&err, "networks", networks.Close)
 	}
 
+	recordings, err := openRecordings(c, at, log)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, "recordings", recordings.Close)
+
 	started := time.Now()
 	n, err := node.Open(ctx, node.Config{Dir: at.node(), Name: nodeName(c), Driver: driver, Images: library, Logger: log,
-		State: state, VolumeDir: at.volumes(), Networks: networks})
+		State: state, VolumeDir: at.volumes(), Networks: networks, Recordings: recordings})
 	if err != nil {
 		return explain(ctx, c, log, err)
 	}
@@ -216,6 +222,13 @@ func (n localNode) Guest(ctx context.Context, id string) (server.Guest, func(), 
 		return nil, nil, err // not a Guest holding a nil *guest.Client
 	}
 	return g, release, nil
+}
+
+func (n localNode) Recordings() server.RecordingSet {
+	if r := n.Node.Recordings(); r != nil {
+		return r
+	}
+	return nil
 }
 
 func (n localNode) Images() server.ImageLibrary { return n.library }

@@ -30,6 +30,9 @@ func Compile(n sandbox.Network) (*Policy, error) {
 	default:
 		return nil, sandbox.InvalidField("network.mode", "%q is not none, public or rules", n.Mode)
 	}
+	if err := n.ValidateTape("network"); err != nil {
+		return nil, err
+	}
 	if len(n.Rules) > maxRules {
 		return nil, sandbox.InvalidField("network.rules", "%d rules; at most %d", len(n.Rules), maxRules)
 	}

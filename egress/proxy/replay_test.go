@@ -2,7 +2,6 @@ package proxy_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
@@ -223,7 +222,7 @@ func TestARecordedEpisodeIsReplayedWithTheWorldGone(t *testing.T) {
 		t.Errorf("%d used, %d answered", len(used), p.Status().Answered)
 	}
 	var har bytes.Buffer
-	if err := lib.ExportHAR(context.Background(), "abc", &har); err != nil || !json.Valid(har.Bytes()) {
+	if err := lib.Export(t.Context(), "abc", true, &har); err != nil || !json.Valid(har.Bytes()) {
 		t.Errorf("HAR: %v", err)
 	}
 }

@@ -33,6 +33,7 @@ package tape
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -330,6 +331,9 @@ func (s *scanner) payload(f frame) ([]byte, error) {
 	if s.sealer != nil {
 		var err error
 		if p, err = s.sealer.Open(p, place(f.kind, f.exchange, f.at)); err != nil {
+			if errors.Is(err, sandbox.ErrPrecondition) { // its key is not here
+				return nil, err
+			}
 			return nil, corrupt("a frame does not open: %v", err)
 		}
 	}

@@ -65,9 +65,9 @@ type harEntry struct {
 	} `json:"timings"`
 }
 
-// ExportHAR writes a tape as HAR 1.2, for browsers' tools to show. It cannot be
+// exportHAR writes a tape as HAR 1.2, for browsers' tools to show. It cannot be
 // imported again: what a HAR has no place for is lost.
-func (l *Library) ExportHAR(ctx context.Context, id string, w io.Writer) error {
+func (l *Library) exportHAR(ctx context.Context, id string, w io.Writer) error {
 	t, release, err := l.Read(ctx, id)
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ type Config struct {
 	Now    func() time.Time // time.Now
 }
 
-// Library keeps tapes in a directory: ID.tape each, and SANDBOX.at with what a
+// Library keeps tapes in a directory: ID.tape each, and SANDBOX.ID.at with what a
 // replay has used, 4 bytes an exchange. Safe for concurrent use.
 type Library struct {
 	cfg Config
@@ -128,8 +128,14 @@ func (l *Library) broken(err error) error {
 	return sandbox.Errorf(sandbox.Unavailable, "recordings.open", "%w", err)
 }
 
-func (l *Library) path(id string) string    { return filepath.Join(l.cfg.Dir, id+suffix) }
-func (l *Library) atPath(box string) string { return filepath.Join(l.cfg.Dir, box+suffixAt) }
+func (l *Library) path(id string) string { return filepath.Join(l.cfg.Dir, id+suffix) }
+
+func (l *Library) atPath(box, id string) string {
+	return filepath.Join(l.cfg.Dir, ReplayOf(box, id)+suffixAt)
+}
+
+// ReplayOf names the replay of a recording in a sandbox.
+func ReplayOf(box, recording string) string { return box + "." + recording }
 
 var errEmpty = errors.New("no header")
 
@@ -310,12 +316,12 @@ func (l *Library) Discard(id string) error {
 	if err := l.Finish(id); err != nil {
 		return err
 	}
-	return l.Delete(id)
+	return l.Delete(context.Background(), id)
 }
 
 // Settle ends the recordings that nobody goes on with, and forgets the replays
-// of sandboxes that are gone.
-func (l *Library) Settle(recording, boxes map[string]bool) error {
+// that are in none, as ReplayOf names them.
+func (l *Library) Settle(recording, replays map[string]bool) error {
 	l.mu.Lock()
 	var open []string
 	for id, t := range l.tapes {
@@ -331,7 +337,7 @@ func (l *Library) Settle(recording, boxes map[string]bool) error {
 	left, err := filepath.Glob(filepath.Join(l.cfg.Dir, "*"+suffixAt))
 	errs = append(errs, err)
 	for _, p := range left {
-		if !boxes[strings.TrimSuffix(filepath.Base(p), suffixAt)] {
+		if !replays[strings.TrimSuffix(filepath.Base(p), suffixAt)] {
 			errs = append(errs, os.Remove(p))
 		}
 	}
@@ -339,7 +345,7 @@ func (l *Library) Settle(recording, boxes map[string]bool) error {
 }
 
 // Get finds a recording by id.
-func (l *Library) Get(id string) (sandbox.Recording, error) {
+func (l *Library) Get(_ context.Context, id string) (sandbox.Recording, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.tapes[id]
@@ -361,7 +367,7 @@ func noRecording(ref string) error {
 }
 
 // List lists all, newest first.
-func (l *Library) List() []sandbox.Recording {
+func (l *Library) List(context.Context) ([]sandbox.Recording, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := make([]sandbox.Recording, 0, len(l.tapes))
@@ -374,11 +380,11 @@ func (l *Library) List() []sandbox.Recording {
 		}
 		return strings.Compare(a.ID, b.ID)
 	})
-	return out
+	return out, nil
 }
 
 // Delete removes a recording that nobody writes or reads.
-func (l *Library) Delete(id string) error {
+func (l *Library) Delete(_ context.Context, id string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.tapes[id]
@@ -479,7 +485,7 @@ func (l *Library) Play(ctx context.Context, box, id string, rules Rules, used []
 	if err != nil {
 		return nil, err
 	}
-	at, err := os.OpenFile(l.atPath(box), os.O_RDWR|os.O_CREATE, 0o600)
+	at, err := os.OpenFile(l.atPath(box, id), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		release()
 		return nil, sandbox.Errorf(sandbox.Unavailable, "recordings.play", "%w", err)
@@ -522,8 +528,8 @@ func (l *Library) Play(ctx context.Context, box, id string, rules Rules, used []
 }
 
 // Forget removes what is known of the replay of a sandbox that is gone.
-func (l *Library) Forget(box string) error {
-	err := os.Remove(l.atPath(box))
+func (l *Library) Forget(box, id string) error {
+	err := os.Remove(l.atPath(box, id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

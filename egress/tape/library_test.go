@@ -34,7 +34,7 @@ func TestARecordingOutlivesItsWriter(t *testing.T) {
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("left in the directory: %v", left)
 	}
-	if is, _ := l.Get("abc"); is.State != sandbox.RecordingOpen || is.Exchanges != 1 {
+	if is, _ := l.Get(t.Context(), "abc"); is.State != sandbox.RecordingOpen || is.Exchanges != 1 {
 		t.Errorf("%+v", is)
 	}
 	second := do(t, begin(t, l, "abc").Over(http.DefaultTransport), "GET", srv.URL+"/", nil)
@@ -43,7 +43,7 @@ func TestARecordingOutlivesItsWriter(t *testing.T) {
 	if err := l.Settle(nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	is, _ := l.Get("abc")
+	is, _ := l.Get(t.Context(), "abc")
 	if is.State != sandbox.RecordingInterrupted || is.Exchanges != 2 || is.FinishedAt.IsZero() {
 		t.Errorf("%+v", is)
 	}
@@ -56,7 +56,7 @@ func TestARecordingOutlivesItsWriter(t *testing.T) {
 	}
 	// So is the replay: it goes on with the second.
 	l = library(t, dir, testSealer, Limits{})
-	if err := l.Settle(nil, map[string]bool{"box": true}); err != nil {
+	if err := l.Settle(nil, map[string]bool{ReplayOf("box", "abc"): true}); err != nil {
 		t.Fatal(err)
 	}
 	p = play(t, l, "box", "abc", sandbox.NetworkReplay{})
@@ -73,7 +73,8 @@ func TestARecordingOutlivesItsWriter(t *testing.T) {
 		t.Errorf("rewound %v, want %v", got, first)
 	}
 	// Another begins where this one is.
-	child, err := l.Play(t.Context(), "child", "abc", RulesOf(sandbox.NetworkReplay{}), p.Used())
+	at := p.Position()
+	child, err := l.Play(t.Context(), "child", "abc", RulesOf(sandbox.NetworkReplay{}), UsedAt(at, "abc"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,18 @@ func TestARecordingOutlivesItsWriter(t *testing.T) {
 	if got := do(t, child, "GET", srv.URL+"/", nil); got != second {
 		t.Errorf("the child got %v, want %v", got, second)
 	}
-	l.Forget("box")
+	if err := child.SeekTo(at); err != nil {
+		t.Fatal(err)
+	}
+	if got := child.Position(); got != at || at != "abc:1" {
+		t.Errorf("at %q, want %q", got, at)
+	}
+	for position, n := range map[string]int{"abc:1-3,7": 4, "other:1": 0, "abc:": 0, "abc:9-1": 0, "abc:x": 0, "abc:1-99999999999": 0, "": 0} {
+		if used := UsedAt(position, "abc"); len(used) != n {
+			t.Errorf("%q is %v", position, used)
+		}
+	}
+	l.Forget("box", "abc")
 	if err := l.Settle(nil, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -102,19 +114,19 @@ func TestNamesAndUse(t *testing.T) {
 	if _, err := l.Record(Header{ID: "abe", Tenant: "other", Name: "n-abc"}); err != nil {
 		t.Errorf("another tenant's: %v", err)
 	}
-	if err := l.Delete("abc"); !errors.Is(err, sandbox.ErrPrecondition) {
+	if err := l.Delete(t.Context(), "abc"); !errors.Is(err, sandbox.ErrPrecondition) {
 		t.Errorf("deleted while it is written: %v", err)
 	}
 	l.Finish("abc")
 	p := play(t, l, "box", "abc", sandbox.NetworkReplay{})
-	if err := l.Delete("abc"); !errors.Is(err, sandbox.ErrPrecondition) {
+	if err := l.Delete(t.Context(), "abc"); !errors.Is(err, sandbox.ErrPrecondition) {
 		t.Errorf("deleted while it is played: %v", err)
 	}
 	p.Close()
-	if err := l.Delete("abc"); err != nil {
+	if err := l.Delete(t.Context(), "abc"); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Delete("abc"); !errors.Is(err, sandbox.ErrNotFound) {
+	if err := l.Delete(t.Context(), "abc"); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("%v", err)
 	}
 	if _, err := l.Play(t.Context(), "box", "abc", Rules{}, nil); !errors.Is(err, sandbox.ErrNotFound) {
@@ -126,8 +138,8 @@ func TestNamesAndUse(t *testing.T) {
 	if err := l.Discard("abf"); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(l.List()); n != 1 {
-		t.Errorf("%d recordings", n)
+	if all, _ := l.List(t.Context()); len(all) != 1 {
+		t.Errorf("%d recordings", len(all))
 	}
 }
 
@@ -140,13 +152,13 @@ func TestExportAndImport(t *testing.T) {
 		want = append(want, do(t, rt, c.method, srv.URL+c.path, strings.NewReader(c.body)))
 	}
 	var out bytes.Buffer
-	if err := from.Export(t.Context(), "abc", &out); err != nil { // while it is written
+	if err := from.Export(t.Context(), "abc", false, &out); err != nil { // while it is written
 		t.Fatal(err)
 	}
 	if bytes.Contains(out.Bytes(), []byte(`"tenant"`)) {
 		t.Error("the archive says whose it was")
 	}
-	is, err := to.Import(t.Context(), Header{ID: "xyz", Name: "mine", Tenant: "u"}, bytes.NewReader(out.Bytes()))
+	is, err := to.Import(t.Context(), sandbox.Recording{ID: "xyz", Name: "mine", Tenant: "u"}, bytes.NewReader(out.Bytes()))
 	if err != nil || is.Exchanges != int64(len(calls)) || is.Tenant != "u" || is.Name != "mine" || is.Sandbox != "" {
 		t.Fatalf("%+v %v", is, err)
 	}
@@ -169,11 +181,11 @@ func TestExportAndImport(t *testing.T) {
 		"too long":   {append(bytes.Clone(out.Bytes()), make([]byte, 8<<20)...), sandbox.ErrTooLarge},
 		"the future": {append([]byte("COVETAPE\x02\x00"), make([]byte, 100)...), sandbox.ErrUnsupported},
 	} {
-		if _, err := to.Import(t.Context(), Header{ID: "bad", Tenant: "u"}, bytes.NewReader(c.archive)); !errors.Is(err, c.want) {
+		if _, err := to.Import(t.Context(), sandbox.Recording{ID: "bad", Tenant: "u"}, bytes.NewReader(c.archive)); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := to.Import(t.Context(), Header{ID: "two", Name: "mine", Tenant: "u"}, bytes.NewReader(out.Bytes())); !errors.Is(err, sandbox.ErrAlreadyExists) {
+	if _, err := to.Import(t.Context(), sandbox.Recording{ID: "two", Name: "mine", Tenant: "u"}, bytes.NewReader(out.Bytes())); !errors.Is(err, sandbox.ErrAlreadyExists) {
 		t.Errorf("a name twice: %v", err)
 	}
 	ents, _ := os.ReadDir(to.cfg.Dir)

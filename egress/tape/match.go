@@ -3,6 +3,7 @@ package tape
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -74,6 +75,11 @@ func RulesOf(r sandbox.NetworkReplay) Rules {
 	slices.Sort(out.MatchHeaders)
 	out.MatchHeaders = slices.Compact(out.MatchHeaders)
 	return out
+}
+
+// Equal says whether two rules compare the same.
+func (r Rules) Equal(o Rules) bool {
+	return r.RepeatLast == o.RepeatLast && r.IgnoreBody == o.IgnoreBody && maps.Equal(r.IgnoreQuery, o.IgnoreQuery) && slices.Equal(r.MatchHeaders, o.MatchHeaders)
 }
 
 // key is the same for requests that are the same under the rules. Parameters

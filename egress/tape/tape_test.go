@@ -177,7 +177,7 @@ func TestAReplayAnswersByteForByte(t *testing.T) {
 			if err := l.Finish("abc"); err != nil {
 				t.Fatal(err)
 			}
-			is, err := l.Get("abc")
+			is, err := l.Get(t.Context(), "abc")
 			if err != nil || is.Exchanges != int64(len(calls)+1) || is.State != sandbox.RecordingFinished || is.Truncated != 0 || is.Dropped != 0 {
 				t.Errorf("%+v %v", is, err)
 			}
@@ -190,7 +190,7 @@ func TestAReplayAnswersByteForByte(t *testing.T) {
 			}
 			// Another process, from the file alone.
 			l = library(t, dir, s, Limits{})
-			if again, err := l.Get("abc"); err != nil || again != is {
+			if again, err := l.Get(t.Context(), "abc"); err != nil || again != is {
 				t.Errorf("found again as %+v %v, was %+v", again, err, is)
 			}
 			p := play(t, l, "box", "abc", sandbox.NetworkReplay{})
@@ -207,7 +207,7 @@ func TestAReplayAnswersByteForByte(t *testing.T) {
 			}
 			// What it all was, to be read by others.
 			var out bytes.Buffer
-			if err := l.ExportHAR(t.Context(), "abc", &out); err != nil {
+			if err := l.Export(t.Context(), "abc", true, &out); err != nil {
 				t.Fatal(err)
 			}
 			var har struct {
@@ -221,7 +221,7 @@ func TestAReplayAnswersByteForByte(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer release()
-			list, err := tp.List(2, 3)
+			list, err := tp.list(2, 3)
 			if err != nil || len(list) != 3 || list[0].Number != 3 || list[1].Sent != 5 || list[1].Status != 200 {
 				t.Errorf("%+v %v", list, err)
 			}
@@ -238,7 +238,7 @@ func TestMissesAreTyped(t *testing.T) {
 	if err := l.Finish("abc"); err != nil {
 		t.Fatal(err)
 	}
-	if is, _ := l.Get("abc"); is.Truncated != 1 {
+	if is, _ := l.Get(t.Context(), "abc"); is.Truncated != 1 {
 		t.Errorf("%+v", is)
 	}
 	p := play(t, l, "box", "abc", sandbox.NetworkReplay{})
@@ -309,7 +309,7 @@ func TestAFullTapeDropsAndCounts(t *testing.T) {
 	do(t, rt, "GET", srv.URL+"/", nil)
 	do(t, rt, "GET", srv.URL+"/", nil)
 	l.Finish("abc")
-	is, _ := l.Get("abc")
+	is, _ := l.Get(t.Context(), "abc")
 	if is.Truncated != 1 || is.Dropped != 2 || is.Bytes > 500_000 {
 		t.Errorf("%+v", is)
 	}
@@ -501,7 +501,7 @@ func FuzzRead(f *testing.F) {
 			io.Copy(io.Discard, res.Body)
 			res.Body.Close()
 		}
-		if _, err := tp.List(0, 100); err != nil {
+		if _, err := tp.list(0, 100); err != nil {
 			t.Error(err)
 		}
 		for i := range tp.Exchanges {

@@ -14,9 +14,23 @@ import (
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
+// Exchanges lists what is on a tape, after a number, at most so many.
+func (l *Library) Exchanges(ctx context.Context, id string, after int64, limit int) ([]sandbox.RecordedExchange, error) {
+	t, release, err := l.Read(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	return t.list(uint32(min(max(after, 0), maxExchanges)), limit)
+}
+
 // Export writes a tape as anybody can read it: not sealed, without whose it was,
-// and with an end, so that whoever imports it can tell that it is all there.
-func (l *Library) Export(ctx context.Context, id string, w io.Writer) error {
+// and with an end, so that whoever imports it can tell that it is all there. With
+// har it is a HAR instead.
+func (l *Library) Export(ctx context.Context, id string, har bool, w io.Writer) error {
+	if har {
+		return l.exportHAR(ctx, id, w)
+	}
 	t, release, err := l.Read(ctx, id)
 	if err != nil {
 		return err
@@ -44,9 +58,10 @@ func (l *Library) Export(ctx context.Context, id string, w io.Writer) error {
 }
 
 // Import takes in a tape that Export wrote, or that somebody says it did. All of
-// it is checked before it is there.
-func (l *Library) Import(ctx context.Context, h Header, r io.Reader) (is sandbox.Recording, err error) {
+// it is checked before it is there. Of want the id, the name and the tenant count.
+func (l *Library) Import(ctx context.Context, want sandbox.Recording, r io.Reader) (is sandbox.Recording, err error) {
 	const op = "recordings.import"
+	h := Header{ID: want.ID, Name: want.Name, Tenant: want.Tenant, Created: want.CreatedAt}
 	if !validID.MatchString(h.ID) {
 		return is, sandbox.InvalidField("recording.id", "%q", h.ID)
 	}
@@ -193,8 +208,7 @@ func (c *copier) frames(ctx context.Context, t *Tape) error {
 	}
 }
 
-// List is what was recorded, after a number, at most so many.
-func (t *Tape) List(after uint32, limit int) (out []sandbox.RecordedExchange, err error) {
+func (t *Tape) list(after uint32, limit int) (out []sandbox.RecordedExchange, err error) {
 	sc := t.scan
 	for i := range t.Exchanges {
 		e := &t.Exchanges[i]
