@@ -7,6 +7,7 @@ import (
 	"github.com/cove-sandbox/cove/egress"
 	"github.com/cove-sandbox/cove/egress/netns"
 	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/egress/proxy"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -29,12 +30,12 @@ func resolvers(s sandbox.Network) []netip.Addr {
 // a kernel. Without the network that the policy asks for, f is not called.
 func (n *Node) connected(ctx context.Context, b *box, kernel string, f func(runtime.Container) error) error {
 	n.mu.Lock()
-	c, spec, generation := b.container, b.sb.Spec.Network, b.sb.NetworkGeneration
+	c, sb := b.container, b.sb
 	n.mu.Unlock()
-	if !networked(spec) {
+	if !networked(sb.Spec.Network) {
 		return f(c)
 	}
-	d, err := n.device(ctx, kernel, spec, generation)
+	d, err := n.device(ctx, kernel, sb)
 	if err != nil {
 		return err
 	}
@@ -43,16 +44,20 @@ func (n *Node) connected(ctx context.Context, b *box, kernel string, f func(runt
 	return f(c)
 }
 
-// device makes the network of a kernel.
-func (n *Node) device(ctx context.Context, kernel string, spec sandbox.Network, generation int64) (*runtime.Device, error) {
+// device makes the network of a sandbox's kernel.
+func (n *Node) device(ctx context.Context, kernel string, sb sandbox.Sandbox) (*runtime.Device, error) {
 	if n.cfg.Networks == nil || !n.cfg.Driver.Capabilities().Network {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "node.network", "this node has no networks for sandboxes").WithHint("create it with network none")
 	}
-	p, err := policy.Compile(spec)
+	p, err := policy.Compile(sb.Spec.Network)
 	if err != nil {
 		return nil, err
 	}
-	d, err := n.cfg.Networks.Take(ctx, kernel, p, generation, nil)
+	i, err := n.interception(sb)
+	if err != nil {
+		return nil, err
+	}
+	d, err := n.cfg.Networks.Take(ctx, kernel, p, sb.NetworkGeneration, i)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +77,10 @@ func (n *Node) adoptNetwork(ctx context.Context, b *box, kernel string) {
 	}
 	p, err := policy.Compile(spec)
 	if err == nil {
-		err = n.cfg.Networks.Adopt(ctx, kernel, p, b.sb.NetworkGeneration, nil)
+		var i *proxy.Interception
+		if i, err = n.interception(b.sb); err == nil {
+			err = n.cfg.Networks.Adopt(ctx, kernel, p, b.sb.NetworkGeneration, i)
+		}
 	}
 	if err != nil && (networked(b.sb.Spec.Network) || sandbox.ClassOf(err) != sandbox.NotFound) {
 		n.log.Error("an adopted sandbox is without its network", "sandbox", b.id, "err", err)
@@ -102,7 +110,7 @@ func (n *Node) SetNetwork(ctx context.Context, id string, spec sandbox.Network) 
 	}
 	defer giveBack()
 	n.mu.Lock()
-	k, was, generation := b.kernel, b.sb.Spec.Network, b.sb.NetworkGeneration+1
+	sb, k, was, generation := b.sb, b.kernel, b.sb.Spec.Network, b.sb.NetworkGeneration+1
 	n.mu.Unlock()
 	record := func(s sandbox.Network) error {
 		return n.journal.append(record{Kind: recNetwork, ID: id, Network: &s, Nth: generation})
@@ -111,7 +119,8 @@ func (n *Node) SetNetwork(ctx context.Context, id string, spec sandbox.Network) 
 		return 0, sandbox.WithOp(op, err)
 	}
 	// From here on it is what a restart would enforce; so is now.
-	if err := n.enforce(ctx, b, k, p, generation); err != nil {
+	sb.Spec.Network, sb.NetworkGeneration = spec, generation
+	if err := n.enforce(ctx, b, sb, k, p); err != nil {
 		if rerr := record(was); rerr != nil {
 			n.log.Error("a policy that was not put in force is in the journal", "sandbox", id, "err", rerr)
 		}
@@ -124,14 +133,15 @@ func (n *Node) SetNetwork(ctx context.Context, id string, spec sandbox.Network) 
 	return generation, nil
 }
 
-// enforce makes a policy that of a kernel; nil = of none, the next gets it.
-func (n *Node) enforce(ctx context.Context, b *box, k runtime.Kernel, p *policy.Policy, generation int64) error {
+// enforce makes a policy, of sb as it is to be, that of a kernel; nil = of none,
+// the next gets it.
+func (n *Node) enforce(ctx context.Context, b *box, sb sandbox.Sandbox, k runtime.Kernel, p *policy.Policy) error {
 	if k == nil {
 		return nil
 	}
 	if n.cfg.Networks != nil {
 		if box := n.cfg.Networks.Box(k.ID()); box != nil {
-			box.Set(p, generation)
+			box.Set(p, sb.NetworkGeneration)
 			return nil
 		}
 	}
@@ -145,7 +155,7 @@ func (n *Node) enforce(ctx context.Context, b *box, k runtime.Kernel, p *policy.
 	if !ok {
 		return sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot give a running sandbox a network", n.cfg.Driver.Name())
 	}
-	d, err := n.device(ctx, k.ID(), p.Spec(), generation)
+	d, err := n.device(ctx, k.ID(), sb)
 	if err != nil {
 		return err
 	}

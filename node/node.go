@@ -76,6 +76,7 @@ type Node struct {
 	states  *contents   // nil: no snapshots and no cold standby
 	mounts  *mountFiles // nil with states
 	volumes *volume.Set // nil: none
+	secrets secretBook
 	litter  atomic.Bool // stored content became useless since the last Collect
 
 	ctx    context.Context // ends what runs in the background, at Close
