@@ -34,6 +34,7 @@ type sandboxJSON struct {
 	Template    string            `json:"template,omitempty"`
 	Volumes     []mountJSON       `json:"volumes,omitempty"`
 	Network     *networkJSON      `json:"network,omitempty"`
+	Secrets     []string          `json:"secrets,omitempty"`
 	Parent      string            `json:"parent,omitempty"`
 	Ancestors   []string          `json:"ancestors,omitempty"`
 	Standby     string            `json:"standby,omitempty"`
@@ -54,7 +55,7 @@ func toSandboxJSON(s *covev1.Sandbox) sandboxJSON {
 		network = &j
 	}
 	return sandboxJSON{
-		Network: network,
+		Network: network, Secrets: s.GetSpec().GetSecrets(),
 		ID:      s.GetId(), State: stateName(s.GetState()), Image: s.GetSpec().GetImage(), ImageID: s.GetImageId(),
 		Node: s.GetNode(), Episode: s.GetEpisode(),
 		CPU: r.GetCpu(), Memory: r.GetMemory(), MemoryLimit: r.GetMemoryLimit(), Disk: r.GetDisk(), Pids: r.GetPids(),

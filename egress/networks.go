@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cove-sandbox/cove/egress/authority"
 	"github.com/cove-sandbox/cove/egress/netns"
 	"github.com/cove-sandbox/cove/egress/policy"
 	"github.com/cove-sandbox/cove/egress/proxy"
@@ -27,6 +28,8 @@ import (
 type Config struct {
 	Dir      string // where namespaces are mounted; made if missing
 	Upstream *proxy.Upstream
+	// Authorities of sandboxes whose TLS is looked into; nil: none can be.
+	Authorities *authority.Master
 	// Spare namespaces ready for creates to come; default 4, -1 = none. One is
 	// made in 15 ms, most of it the kernel's waiting, and takes 150 KiB.
 	Spare  int
@@ -170,6 +173,14 @@ func (n *Networks) Adopt(ctx context.Context, id string, p *policy.Policy, gener
 	}
 	n.boxes[id] = b
 	return nil
+}
+
+// Authority is the one of an id.
+func (n *Networks) Authority(id string) (*authority.Authority, error) {
+	if n == nil || n.cfg.Authorities == nil {
+		return nil, sandbox.Errorf(sandbox.Unsupported, "egress.authority", "this node cannot look into TLS").WithHint("create the sandbox without secrets")
+	}
+	return n.cfg.Authorities.Authority(id)
 }
 
 // Box serves the network of a kernel; nil if it has none.

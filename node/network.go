@@ -122,6 +122,10 @@ func (n *Node) SetNetwork(ctx context.Context, id string, spec sandbox.Network) 
 		return 0, sandbox.WithOp(op, err)
 	}
 	defer func() { done(err == nil) }()
+	container, err := n.lookInside(ctx, b, sb, k, was)
+	if err != nil {
+		return 0, sandbox.WithOp(op, err)
+	}
 	record := func(s sandbox.Network) error {
 		return n.journal.append(record{Kind: recNetwork, ID: id, Network: &s, Nth: generation})
 	}
@@ -138,7 +142,7 @@ func (n *Node) SetNetwork(ctx context.Context, id string, spec sandbox.Network) 
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	b.sb.Spec.Network, b.sb.NetworkGeneration = spec, generation
-	b.container.Resolvers = resolvers(spec)
+	b.container.Resolvers, b.container.Env = resolvers(spec), container.Env
 	return generation, nil
 }
 
@@ -151,12 +155,7 @@ func (n *Node) enforce(ctx context.Context, b *box, sb sandbox.Sandbox, k runtim
 	if n.cfg.Networks != nil {
 		if box := n.cfg.Networks.Box(k.ID()); box != nil {
 			box.Set(p, sb.NetworkGeneration)
-			i, err := n.interception(sb)
-			if err != nil {
-				return err
-			}
-			box.Intercept(i)
-			return nil
+			return n.intercept(sb, k)
 		}
 	}
 	if !networked(p.Spec()) {

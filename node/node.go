@@ -80,6 +80,7 @@ type Node struct {
 	mounts  *mountFiles // nil with states
 	volumes *volume.Set // nil: none
 	tapes   tapeBook
+	secrets secretBook
 	litter  atomic.Bool // stored content became useless since the last Collect
 
 	ctx    context.Context // ends what runs in the background, at Close

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cove-sandbox/cove/egress/proxy"
 	"github.com/cove-sandbox/cove/egress/tape"
+	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -176,6 +177,32 @@ func (n *Node) changeTape(ctx context.Context, sb sandbox.Sandbox, was sandbox.N
 		n.tapes.put(sb.ID, old)
 		n.discardTape(sb.ID, t, sb.Spec.Network)
 	}, nil
+}
+
+// lookInside has a running sandbox trust its authority, if its new network is
+// the first that looks into TLS, and returns the container it then has. One that
+// is asleep is not woken: it will when it wakes.
+func (n *Node) lookInside(ctx context.Context, b *box, sb sandbox.Sandbox, k runtime.Kernel, was sandbox.Network) (runtime.Container, error) {
+	n.mu.Lock()
+	container, image := b.container, b.image
+	n.mu.Unlock()
+	before := sb.Spec
+	before.Network = was
+	if !intercepted(sb.Spec) || intercepted(before) {
+		return container, nil
+	}
+	container.Env = n.environment(sb, image)
+	if k == nil {
+		return container, nil
+	}
+	err := n.thaw(b)
+	if err == nil {
+		err = n.trust(ctx, sb, k)
+	}
+	if err == nil {
+		err = k.Guest().SetEnv(ctx, runtime.Environ(container))
+	}
+	return container, err
 }
 
 // sameTape says whether a sandbox keeps its tape under another network.

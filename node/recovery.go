@@ -96,7 +96,7 @@ func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 	}
 
 	path, pathErr := n.cfg.Images.Path(e.Sandbox.ImageID)
-	b := newBox(e.Sandbox, e.Image, path)
+	b := n.newBox(e.Sandbox, e.Image, path)
 	b.needs = e.Needs
 	if err := n.attachVolumes(ctx, b); err != nil {
 		n.log.Error("an adopted sandbox is without its volumes", "sandbox", id, "err", err)
@@ -125,7 +125,9 @@ func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 		if pathErr == nil {
 			rctx, cancel := context.WithTimeout(ctx, resetTimeout)
 			defer cancel()
-			pathErr = k.Reset(rctx, b.container)
+			if pathErr = k.Reset(rctx, b.container); pathErr == nil {
+				pathErr = n.trust(rctx, b.sb, k)
+			}
 		}
 		if pathErr != nil {
 			n.lost(id, sandbox.End{Cause: sandbox.Infra, Detail: fmt.Sprintf("a reset was cut off by a restart of the node and could not be finished: %v", pathErr)})
@@ -155,7 +157,7 @@ func (n *Node) asleep(ctx context.Context, e *entry) {
 	if err != nil {
 		n.log.Warn("the image of a sandbox in cold standby is not here", "sandbox", e.Sandbox.ID, "err", err)
 	}
-	b := newBox(e.Sandbox, e.Image, path)
+	b := n.newBox(e.Sandbox, e.Image, path)
 	b.cold, b.needs = e.Cold, e.Needs
 	if err := n.attachVolumes(ctx, b); err != nil {
 		n.log.Error("a sandbox in cold standby is without its volumes", "sandbox", b.id, "err", err)

@@ -41,11 +41,16 @@ func (n *Node) Reset(ctx context.Context, id string) (episode int64, took time.D
 	}
 	n.mu.Lock()
 	b.sb.Episode = episode
+	sb := b.sb
 	n.mu.Unlock()
 	rctx, cancel := context.WithTimeout(b.ctx, resetTimeout)
 	defer cancel()
 	k := n.inside(b)
-	if err := k.Reset(rctx, b.container); err != nil {
+	err = k.Reset(rctx, b.container)
+	if err == nil {
+		err = n.trust(rctx, sb, k)
+	}
+	if err != nil {
 		end := sandbox.End{Cause: sandbox.Infra, Detail: "reset failed: " + err.Error()}
 		if isDone(k) {
 			end = endOf(k.Exit())

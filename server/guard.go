@@ -169,6 +169,24 @@ func (g *guard) SetNetwork(ctx context.Context, id string, n sandbox.Network) (i
 	return g.node.SetNetwork(ctx, id, n)
 }
 
+func (g *guard) PutSecrets(ctx context.Context, tenant string, secrets []sandbox.Secret) error {
+	scope := store.ScopeOf(ctx)
+	if err := scope.Check(); err != nil {
+		return err
+	}
+	if !scope.Sees(tenant) {
+		return &sandbox.Error{Class: sandbox.Internal, Op: "server.guard", Msg: "secrets for another tenant"}
+	}
+	return g.node.PutSecrets(ctx, tenant, secrets)
+}
+
+func (g *guard) UseSecrets(ctx context.Context, id string, names []string) (string, error) {
+	if err := g.may(ctx, id); err != nil {
+		return "", err
+	}
+	return g.node.UseSecrets(ctx, id, names)
+}
+
 func (g *guard) NetworkStatus(ctx context.Context, id string, flows int) (sandbox.NetworkStatus, error) {
 	if err := g.may(ctx, id); err != nil {
 		return sandbox.NetworkStatus{}, err

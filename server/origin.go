@@ -85,6 +85,10 @@ func inherit(spec sandbox.Spec, snap sandbox.Snapshot) sandbox.Spec {
 		spec.Volumes = from.Volumes
 	}
 	spec.Network = spec.Network.From(from.Network)
+	if len(spec.Secrets) == 0 {
+		spec.Secrets = from.Secrets
+	}
+	spec.Authority = from.Authority
 	return spec
 }
 
@@ -234,6 +238,11 @@ type birth struct {
 // bear makes a sandbox within its tenant's quota. Where the node is full it waits
 // its turn, if the server is told to let creates wait.
 func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sb sandbox.Sandbox, took time.Duration, err error) {
+	if len(b.spec.Secrets) > 0 {
+		if err := s.checkSecrets(ctx, "spec.secrets", b.spec.Secrets, b.spec.Network); err != nil {
+			return sb, 0, err
+		}
+	}
 	tenant := store.ScopeOf(ctx).Tenant()
 	back, q, err := s.admit(ctx, tenant, b.spec.Resources)
 	if err != nil {
@@ -276,6 +285,9 @@ func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) 
 		Lineage:   b.lineage,
 
 		NetworkGeneration: 1,
+	}
+	if len(sb.Spec.Secrets) > 0 && sb.Spec.Authority == "" {
+		sb.Spec.Authority = sb.ID
 	}
 	if b.spec.Timeout > 0 {
 		sb.ExpiresAt = now.Add(b.spec.Timeout)

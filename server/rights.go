@@ -35,6 +35,7 @@ var classes = map[string]sandbox.Role{
 	"Sandboxes/Fork":        sandbox.DeveloperRole,
 	"Sandboxes/Restore":     sandbox.DeveloperRole,
 	"Sandboxes/SetNetwork":  sandbox.DeveloperRole,
+	"Sandboxes/SetSecrets":  sandbox.DeveloperRole,
 
 	"Processes/Start":      sandbox.DeveloperRole,
 	"Processes/Attach":     sandbox.ReadonlyRole, // reads output
@@ -78,6 +79,11 @@ var classes = map[string]sandbox.Role{
 	"Ports/Set":       sandbox.DeveloperRole,
 	"Ports/WaitReady": sandbox.DeveloperRole,
 	"Ports/SignSsh":   sandbox.DeveloperRole,
+
+	// Who may say which hosts a secret goes to can have it sent to himself.
+	"Secrets/Create": sandbox.AdminRole,
+	"Secrets/Update": sandbox.AdminRole,
+	"Secrets/Delete": sandbox.AdminRole,
 
 	"Keys/Create": sandbox.AdminRole,
 	"Keys/List":   sandbox.AdminRole,

@@ -49,6 +49,7 @@ func (s *Server) routes() http.Handler {
 	mux.Handle(covev1.NewRecordingsHandler(recordingService{s}, opts...))
 	mux.Handle(covev1.NewTenantsHandler(tenantService{s}, opts...))
 	mux.Handle(covev1.NewPortsHandler(portService{s}, opts...))
+	mux.Handle(covev1.NewSecretsHandler(secretService{s}, opts...))
 	for pattern, h := range s.httpRoutes() {
 		mux.Handle(pattern, s.rights.route(pattern, &s.audit, h))
 	}
@@ -251,7 +252,7 @@ func (i *callInterceptor) recover(procedure string, err *error) {
 func opOf(procedure string) string {
 	service, method, _ := strings.Cut(strings.TrimPrefix(procedure, "/cove.v1."), "/")
 	noun := map[string]string{"Sandboxes": "sandbox", "Processes": "process", "Files": "file", "Images": "image", "Keys": "key",
-		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume", "Tenants": "tenant", "Ports": "port", "Recordings": "recording"}[service]
+		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume", "Tenants": "tenant", "Ports": "port", "Secrets": "secret", "Recordings": "recording"}[service]
 	var b strings.Builder
 	b.WriteString(noun + ".")
 	for i, r := range method {

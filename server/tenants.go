@@ -137,6 +137,9 @@ func (s tenantService) Delete(ctx context.Context, r *connect.Request[covev1.Del
 		}
 	}
 	err = s.store.DeleteTenant(asServer(ctx), tn.ID)
+	if err == nil {
+		err = s.node.PutSecrets(asServer(ctx), tn.ID, nil)
+	}
 	s.keys.forgetTenant(tn.ID)
 	s.quotas.forget(tn.ID)
 	s.images.invalidate()

@@ -58,6 +58,7 @@ type Client struct {
 	Recordings covev1.RecordingsClient
 	Tenants   covev1.TenantsClient
 	Ports     covev1.PortsClient
+	Secrets   covev1.SecretsClient
 
 	url, key, agent string
 	rpc, bulk       *http.Client
@@ -98,6 +99,7 @@ func NewClient(url, key string, opts Options) *Client {
 	c.Recordings = covev1.NewRecordingsClient(c.rpc, c.url, o)
 	c.Tenants = covev1.NewTenantsClient(c.rpc, c.url, o)
 	c.Ports = covev1.NewPortsClient(c.rpc, c.url, o)
+	c.Secrets = covev1.NewSecretsClient(c.rpc, c.url, o)
 	return c
 }
 

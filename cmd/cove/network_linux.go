@@ -10,6 +10,7 @@ import (
 
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/egress"
+	"github.com/cove-sandbox/cove/egress/authority"
 	"github.com/cove-sandbox/cove/egress/netns"
 	"github.com/cove-sandbox/cove/egress/proxy"
 	"github.com/cove-sandbox/cove/egress/tape"
@@ -46,7 +47,14 @@ func openNetworks(c cli.ServeConfig, at places, driver runtime.Driver, log *slog
 	if err != nil {
 		return nil, &sandbox.Error{Class: sandbox.Precondition, Err: err, Hint: "--dns names the resolvers"}
 	}
-	return egress.Open(egress.Config{Dir: at.networks(), Upstream: up, Logger: log})
+	if up.Roots, err = egressRoots(c.EgressRoots); err != nil {
+		return nil, err
+	}
+	master, err := authority.Open(at.egressKey())
+	if err != nil {
+		return nil, err
+	}
+	return egress.Open(egress.Config{Dir: at.networks(), Upstream: up, Authorities: master, Logger: log})
 }
 
 func (p places) recordings() string { return filepath.Join(p.dir, "recordings") }

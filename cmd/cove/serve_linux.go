@@ -122,10 +122,14 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	if err != nil {
 		return err
 	}
+	sealing, err := secretKeys(c, at)
+	if err != nil {
+		return err
+	}
 	defaults := sandbox.StandardDefaults()
 	defaults.Network = sandbox.NetworkMode(c.Network)
 	conf := server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Defaults: defaults,
-		Ports: gate, QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
+		Ports: gate, SecretKeys: sealing, QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
 	signer, err := openSSH(c, at)
 	if err != nil {
 		return err
