@@ -56,6 +56,7 @@ func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
 	fs.StringVar(&f.net.mode, "network", "", "what it may reach: none, public, or rules (only what --allow says) (default: the server's)")
 	_ = cmd.RegisterFlagCompletionFunc("network", cobra.FixedCompletions([]string{"none", "public", "rules"}, cobra.ShellCompDirectiveNoFileComp))
 	f.net.add(cmd)
+	_ = cmd.RegisterFlagCompletionFunc("replay", a.recordingNames(0))
 	fs.StringSliceVar(&f.secrets, "secret", nil, "secret that its requests leave with, by name (repeatable)")
 	_ = cmd.RegisterFlagCompletionFunc("secret", a.secretNames)
 	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h (default: never)")

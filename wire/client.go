@@ -56,9 +56,9 @@ type Client struct {
 	Volumes   covev1.VolumesClient
 
 	Recordings covev1.RecordingsClient
-	Tenants   covev1.TenantsClient
-	Ports     covev1.PortsClient
-	Secrets   covev1.SecretsClient
+	Tenants    covev1.TenantsClient
+	Ports      covev1.PortsClient
+	Secrets    covev1.SecretsClient
 
 	url, key, agent string
 	rpc, bulk       *http.Client
