@@ -56,7 +56,7 @@ func toSandboxJSON(s *covev1.Sandbox) sandboxJSON {
 	}
 	return sandboxJSON{
 		Network: network, Secrets: s.GetSpec().GetSecrets(),
-		ID:      s.GetId(), State: stateName(s.GetState()), Image: s.GetSpec().GetImage(), ImageID: s.GetImageId(),
+		ID: s.GetId(), State: stateName(s.GetState()), Image: s.GetSpec().GetImage(), ImageID: s.GetImageId(),
 		Node: s.GetNode(), Episode: s.GetEpisode(),
 		CPU: r.GetCpu(), Memory: r.GetMemory(), MemoryLimit: r.GetMemoryLimit(), Disk: r.GetDisk(), Pids: r.GetPids(),
 		Env: s.GetSpec().GetEnv(), Labels: s.GetSpec().GetLabels(),

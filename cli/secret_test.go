@@ -80,7 +80,9 @@ func (s fakeSandboxes) SetSecrets(_ context.Context, r *connect.Request[covev1.S
 func TestSecret(t *testing.T) {
 	f := newFakeAPI(t)
 	f.addSandbox("sb1", nil)
-	set := func(s settings, args ...string) call { return f.cove(t, s, append([]string{"secret", "set"}, args...)...) }
+	set := func(s settings, args ...string) call {
+		return f.cove(t, s, append([]string{"secret", "set"}, args...)...)
+	}
 	set(settings{stdin: strings.NewReader("the-value\n")}, "openai", "--host", "api.openai.com", "--header", "Authorization", "--format", "Bearer {}", "--env", "KEY").
 		want(t, 0, "cove-secret-openai\n")
 	if r := f.secrets[0]; r.Value != "the-value" || r.Header != "Authorization" || r.Env != "KEY" || len(r.Hosts) != 1 {
