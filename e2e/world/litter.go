@@ -21,6 +21,7 @@ import (
 	"github.com/cove-sandbox/cove/cas/local"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/snapshot"
+	"github.com/cove-sandbox/cove/store"
 	"github.com/cove-sandbox/cove/store/sqlite"
 )
 
@@ -103,7 +104,7 @@ func (a *audit) names(parts ...string) (names []string) {
 
 func (a *audit) readRecords() {
 	a.t.Helper()
-	ctx := context.Background()
+	ctx := store.Installation(context.Background())
 	db, err := sqlite.Open(ctx, filepath.Join(a.w.Dir, "cove.db"))
 	if err != nil {
 		a.t.Fatal(err)
@@ -325,7 +326,7 @@ func (a *audit) volumes() {
 
 // rest is what the other looks have no eye for: names at the top.
 func (a *audit) rest() {
-	known := []string{"key", "url", "cove.db", "cove.db-shm", "cove.db-wal", "images", "node", "gvisor", "state", "state.keys", "checkpoints", "volumes"}
+	known := []string{"key", "url", "cove.db", "cove.db-shm", "cove.db-wal", "images", "node", "gvisor", "state", "state.keys", "checkpoints", "volumes", "networks", "egress.key", "secrets.key", "gateway.key"}
 	for _, n := range a.names() {
 		if !slices.Contains(known, n) {
 			a.found("%s", n)
@@ -347,7 +348,7 @@ func (w *World) KernelOf(t testing.TB, id string) string {
 // BlobsOf are the ids of all blobs of a snapshot; the server must have ended.
 func (w *World) BlobsOf(t testing.TB, id string) (blobs []string) {
 	t.Helper()
-	ctx := context.Background()
+	ctx := store.Installation(context.Background())
 	db, err := sqlite.Open(ctx, filepath.Join(w.Dir, "cove.db"))
 	if err != nil {
 		t.Fatal(err)
