@@ -38,6 +38,8 @@ import (
 type bank struct {
 	ip, port, roots, resolver string
 
+	stop func() // ends it before the test does
+
 	mu   sync.Mutex
 	seen []string // what Authorization requests came with
 }
@@ -83,6 +85,10 @@ func newBank(t *testing.T) *bank {
 	})}
 	go names.ActivateAndServe()
 	t.Cleanup(func() { names.Shutdown() })
+	b.stop = func() {
+		srv.Close()
+		names.Shutdown()
+	}
 	return b
 }
 

@@ -173,7 +173,7 @@ func (s *Server) checkSecrets(ctx context.Context, field string, names []string,
 	if len(names) > maxSandboxSecrets {
 		return sandbox.InvalidField(field, "%d secrets; at most %d", len(names), maxSandboxSecrets)
 	}
-	if n.Mode == sandbox.NetworkNone {
+	if n.Mode == sandbox.NetworkNone && n.Replay == nil { // of a replay the variables matter: they are part of what was asked
 		return sandbox.InvalidField(field, "a sandbox without a network makes no requests that secrets could be put into").
 			WithHint("give it one that reaches their hosts: --network public, or --allow HOST")
 	}

@@ -183,6 +183,9 @@ func (h requestHead) asked() (Asked, error) {
 // Knows says whether a host of this name was asked.
 func (t *Tape) Knows(name string) bool { return t.hosts[strings.ToLower(name)] }
 
+// Finished says whether it has an end.
+func (t *Tape) Finished() bool { return t.finished != nil }
+
 // count fills in what a recording's record says of its content.
 func (t *Tape) count(r *sandbox.Recording) {
 	r.Exchanges, r.Bytes = int64(len(t.Exchanges)), t.whole
