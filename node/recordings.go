@@ -74,7 +74,7 @@ func taped(s sandbox.Network) bool { return s.Record != nil || s.Replay != nil }
 func (t boxTape) through(i *proxy.Interception) {
 	switch {
 	case t.rec != nil:
-		i.All, i.Tape = true, t.rec.Over
+		i.All, i.Tape, i.Unfound = true, t.rec.Over, t.rec.Unfound
 	case t.player != nil:
 		i.All, i.Tape, i.Replay = true, t.player.Over, t.player
 	}

@@ -96,6 +96,12 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 		defer os.RemoveAll(state.Plain)
 	}
 
+	recordings, err := openRecordings(c, at, log)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, "recordings", recordings.Close) // after networks: what they cut is recorded so
+
 	networks, err := openNetworks(c, at, driver, log)
 	if err != nil {
 		return err
@@ -103,12 +109,6 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	if networks != nil {
 		defer closing(&err, "networks", networks.Close)
 	}
-
-	recordings, err := openRecordings(c, at, log)
-	if err != nil {
-		return err
-	}
-	defer closing(&err, "recordings", recordings.Close)
 
 	started := time.Now()
 	n, err := node.Open(ctx, node.Config{Dir: at.node(), Name: nodeName(c), Driver: driver, Images: library, Logger: log,

@@ -35,6 +35,8 @@ func (l *flowLog) begin(f policy.Flow, v policy.Verdict) *flow {
 	switch {
 	case v.Allow:
 		l.allowed.Add(1)
+	case v.Reason == reasonReplay: // denied as it was then
+		e.is.End = e.is.Start
 	case replayMissed(v.Reason):
 		l.missed.Add(1)
 		e.is.End = e.is.Start

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/egress/authority"
+	"github.com/cove-sandbox/cove/egress/policy"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -36,6 +37,8 @@ type Interception struct {
 	// Replay says that nothing leaves, and which names are found. The policy
 	// must be one that denies everything; nil = Tape is none that replays.
 	Replay Replay
+	// Unfound is told the names that were looked up in vain; nil = nobody is.
+	Unfound func(name string)
 	// Pending says that what it is to be is not known yet: after a restart, until
 	// the server has said. Connections wait for it, then fail.
 	Pending bool
@@ -51,19 +54,33 @@ const pendingTime = 10 * time.Second
 const (
 	reasonPending = "secrets_not_loaded"
 	reasonHTTP    = "http_"
+	reasonQUIC    = "quic_not_recorded"
 )
 
 // Replay is what answers in place of the outside.
 type Replay interface {
 	// Knows says whether the name was asked for anything.
 	Knows(name string) bool
-	// MissName notes that one was looked up that was not.
-	MissName(name string)
+	// MissName notes that one was looked up that was not, and says whether that
+	// is a miss: not if it was looked up in vain then.
+	MissName(name string) bool
 }
 
 // ends says whether the TLS of a name is ended here.
 func (i *Interception) ends(name string) bool {
 	return i != nil && name != "" && (i.All || i.covers(name))
+}
+
+// isQUIC says whether a flow is HTTP that nobody can look into. Clients that find
+// it closed take TCP.
+func (i *Interception) isQUIC(f policy.Flow) bool {
+	return i != nil && i.All && f.Protocol == sandbox.UDP && f.Port == 443
+}
+
+func (b *Box) keepsToTCP(f policy.Flow) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.intercept.isQUIC(f)
 }
 
 func (i *Interception) covers(name string) bool {
@@ -95,7 +112,7 @@ func (b *Box) Intercept(i *Interception) {
 	}
 	var ends []func()
 	for p := range b.open {
-		if !p.http && p.entry != nil && i.ends(p.flow.Name) {
+		if !p.http && p.entry != nil && (i.ends(p.flow.Name) || i.isQUIC(p.flow)) {
 			p.entry.fail(reasonIntercept)
 			ends = append(ends, p.end)
 		}

@@ -25,7 +25,7 @@ const (
 	// that servers seldom send, where 404 would be taken for the page's own.
 	statusMiss = http.StatusFailedDependency
 
-	reasonReplay = "replay" // of a flow that was answered off the tape
+	reasonReplay = "replay" // of a flow that is as it was recorded
 )
 
 // replayed are the addresses of every name on a tape, of the ranges for
@@ -55,8 +55,11 @@ func (b *Box) lookUpTape(q *dns.Msg, f policy.Flow, known Replay) *dns.Msg {
 	question := q.Question[0]
 	if f.Name == "" || !known.Knows(f.Name) {
 		if question.Qtype != dns.TypeAAAA { // which is asked for beside A: one miss, not two
-			known.MissName(f.Name)
-			b.refuse(f, policy.Verdict{Rule: -1, Reason: string(sandbox.ReplayMissed)})
+			why := reasonReplay
+			if known.MissName(f.Name) {
+				why = string(sandbox.ReplayMissed)
+			}
+			b.refuse(f, policy.Verdict{Rule: -1, Reason: why})
 		}
 		return b.reply(q, dns.RcodeNameError)
 	}
@@ -69,6 +72,20 @@ func (b *Box) lookUpTape(q *dns.Msg, f policy.Flow, known Replay) *dns.Msg {
 		r.Answer = append(r.Answer, &dns.AAAA{Hdr: head, AAAA: replayed6.AsSlice()})
 	}
 	return r
+}
+
+// noteUnfound tells a recording what was not there, so that its not being there
+// again is no miss.
+func (b *Box) noteUnfound(q *dns.Msg) {
+	b.mu.Lock()
+	i := b.intercept
+	b.mu.Unlock()
+	if i == nil || i.Unfound == nil || len(q.Question) != 1 {
+		return
+	}
+	if name := policy.Name(q.Question[0].Name); name != "" {
+		i.Unfound(name)
+	}
 }
 
 // noteReplay puts a request that a tape answered, or could not, into the flow

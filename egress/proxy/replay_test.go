@@ -131,7 +131,7 @@ func TestARecordedEpisodeIsReplayedWithTheWorldGone(t *testing.T) {
 	}
 
 	x := egresstest.NewAttacker(t, w, network(t, "public", "deny "+egresstest.Evil))
-	x.Box.Intercept(&proxy.Interception{Authority: ca, All: true, Tape: rec.Over})
+	x.Box.Intercept(&proxy.Interception{Authority: ca, All: true, Tape: rec.Over, Unfound: rec.Unfound})
 	want := episode(x)
 	if reached, _ := w.Hits(); len(reached) > 1 {
 		t.Errorf("reached %q", reached)
@@ -149,6 +149,18 @@ func TestARecordedEpisodeIsReplayedWithTheWorldGone(t *testing.T) {
 	})
 	if got := x.Line(egresstest.Good + ":22"); got != "hello from "+egresstest.Good+"\n" {
 		t.Errorf("a server that speaks first: %q", got)
+	}
+	// What could not be looked into keeps to what can; what was not there is remembered.
+	if got := x.UDP(egresstest.Good+":443", "\xc0\x00\x00\x00\x01"); got != "timeout" {
+		t.Errorf("QUIC: %q", got)
+	}
+	if got := x.UDP(egresstest.Good+":9999", "x"); got != egresstest.Good+" x" {
+		t.Errorf("other UDP: %q", got)
+	}
+	for range 2 {
+		if got := x.Ask("udp", "10.200.0.1", "nowhere.test", dns.TypeA); got != "NXDOMAIN" {
+			t.Errorf("a name that is not: %q", got)
+		}
 	}
 	if err := lib.Finish("abc"); err != nil {
 		t.Fatal(err)
@@ -175,6 +187,12 @@ func TestARecordedEpisodeIsReplayedWithTheWorldGone(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 
+	if got := y.Ask("udp", "10.200.0.1", "nowhere.test", dns.TypeA); got != "NXDOMAIN" {
+		t.Errorf("a name that was not: %q", got)
+	}
+	if st := y.Box.Status(0); st.Missed != 0 || st.Denied != 0 {
+		t.Errorf("%d missed, %d denied", st.Missed, st.Denied)
+	}
 	t.Run("misses", func(t *testing.T) {
 		h2 := clients(y)[0]
 		res, err := h2.Get(h2.base + "/never")

@@ -22,6 +22,7 @@
 //	Q  a request without its body (JSON); q  a part of the body, at most 64 KiB
 //	A  the answer without its body; a  a part of the body
 //	E  the end of an exchange: lengths, hash of the request's body, trailers, how it failed
+//	N  a name that was looked up in vain, as it is
 //	F  the end of the tape
 //
 // Frames of several exchanges are mixed, those of one are in order. An exchange
@@ -64,6 +65,8 @@ const (
 	maxFrames    = 4 << 20
 	maxExchanges = 1 << 20
 	maxHeads     = 256 << 20
+	maxUnfound   = 4096 // names; a tunnel in DNS would be as many as it has bytes
+	maxName      = 255
 )
 
 type kind byte
@@ -76,6 +79,7 @@ const (
 	kindAnswerBody   kind = 'a'
 	kindEnd          kind = 'E'
 	kindFinish       kind = 'F'
+	kindUnfound      kind = 'N'
 	compressed       kind = 0x80
 	worthCompressing      = 256 // bytes; less does not get smaller
 )

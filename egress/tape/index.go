@@ -23,6 +23,7 @@ type Tape struct {
 	last     uint32
 	heads    int // bytes of requests' heads in memory
 	hosts    map[string]bool
+	unfound  map[string]bool // names that were looked up in vain
 }
 
 // Exchange is one request and its answer.
@@ -45,7 +46,7 @@ func Read(r io.ReaderAt, size int64, s Sealer) (*Tape, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Tape{hosts: map[string]bool{}, whole: preambleLen}
+	t := &Tape{hosts: map[string]bool{}, unfound: map[string]bool{}, whole: preambleLen}
 	open := map[uint32]*Exchange{}
 	for n := 0; ; n++ {
 		f, err := sc.next()
@@ -94,6 +95,12 @@ func (t *Tape) take(sc *scanner, f frame, first bool, open map[uint32]*Exchange)
 		}
 		t.finished = end
 		return nil
+	case kindUnfound:
+		b, err := sc.payload(f)
+		if err == nil && len(t.unfound) < maxUnfound && len(b) <= maxName {
+			t.unfound[string(b)] = true
+		}
+		return err
 	case kindRequest:
 		// Numbers only ever go up: what is open twice, or again after its end,
 		// was not written by a recorder.

@@ -265,7 +265,7 @@ func (l *Library) resume(id string) (*Recorder, error) {
 				r := &Recorder{f: f, sealer: t.scan.sealer, limits: l.cfg.Limits, log: l.log, now: l.cfg.Now, is: l.record(t.Header), size: t.whole, last: t.last}
 				r.is.ID = id
 				t.count(&r.is)
-				r.full = r.size >= r.limits.Tape
+				r.full, r.unfound = r.size >= r.limits.Tape, t.unfound
 				return r, nil
 			}
 		}

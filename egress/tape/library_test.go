@@ -37,7 +37,9 @@ func TestARecordingOutlivesItsWriter(t *testing.T) {
 	if is, _ := l.Get(t.Context(), "abc"); is.State != sandbox.RecordingOpen || is.Exchanges != 1 {
 		t.Errorf("%+v", is)
 	}
-	second := do(t, begin(t, l, "abc").Over(http.DefaultTransport), "GET", srv.URL+"/", nil)
+	rec := begin(t, l, "abc")
+	rec.Unfound("nowhere.test")
+	second := do(t, rec.Over(http.DefaultTransport), "GET", srv.URL+"/", nil)
 
 	l = library(t, dir, testSealer, Limits{}) // killed again
 	if err := l.Settle(nil, nil); err != nil {
@@ -53,6 +55,9 @@ func TestARecordingOutlivesItsWriter(t *testing.T) {
 	p := play(t, l, "box", "abc", sandbox.NetworkReplay{})
 	if got := do(t, p, "GET", srv.URL+"/", nil); got != first {
 		t.Errorf("%v, want %v", got, first)
+	}
+	if p.MissName("nowhere.test") || !p.MissName("new.test") {
+		t.Error("which names were not there is not known")
 	}
 	// So is the replay: it goes on with the second.
 	l = library(t, dir, testSealer, Limits{})

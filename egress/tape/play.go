@@ -54,9 +54,6 @@ func NewPlayer(t *Tape, rules Rules) *Player {
 // Over answers by itself, whatever is behind it.
 func (p *Player) Over(http.RoundTripper) http.RoundTripper { return p }
 
-// Replays is true: nothing goes out.
-func (p *Player) Replays() bool { return true }
-
 // Knows says whether a host was asked.
 func (p *Player) Knows(name string) bool { return p.tape.Knows(name) }
 
@@ -68,12 +65,17 @@ func (p *Player) Status() sandbox.ReplayStatus {
 }
 
 // MissName notes a name that was looked up, and is not on the tape. The request
-// that was to follow will not.
-func (p *Player) MissName(name string) {
+// that was to follow will not. It is false for one that was looked up in vain
+// while recording too.
+func (p *Player) MissName(name string) bool {
+	if p.tape.unfound[name] {
+		return false
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.missed++
 	p.keep(sandbox.ReplayMiss{At: p.now().UTC(), Method: "DNS", URL: name, Reason: string(sandbox.ReplayMissed), Hint: "no request to this host was recorded"})
+	return true
 }
 
 func (p *Player) keep(m sandbox.ReplayMiss) {

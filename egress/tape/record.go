@@ -42,17 +42,28 @@ type Recorder struct {
 	full   bool  // nothing more is begun
 	failed error // nothing more is written
 	closed bool
+
+	unfound map[string]bool // names on the tape that were looked up in vain
 }
 
 // Over records what passes on to next. Requests have their URL and Host set, as
 // net/http/httputil's ReverseProxy sends them.
 func (r *Recorder) Over(next http.RoundTripper) http.RoundTripper { return recording{r, next} }
 
-// Replays is false: what is asked goes out.
-func (r *Recorder) Replays() bool { return false }
-
-// Knows is for replays.
-func (r *Recorder) Knows(string) bool { return false }
+// Unfound notes a name that was looked up in vain.
+func (r *Recorder) Unfound(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.full || len(name) > maxName || len(r.unfound) >= maxUnfound || r.unfound[name] {
+		return
+	}
+	if r.write(kindUnfound, 0, []byte(name)) {
+		if r.unfound == nil {
+			r.unfound = map[string]bool{}
+		}
+		r.unfound[name] = true
+	}
+}
 
 // Status is what is on the tape by now.
 func (r *Recorder) Status() sandbox.Recording {

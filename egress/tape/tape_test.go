@@ -476,6 +476,7 @@ func FuzzRead(f *testing.F) {
 		return func(at int64) []byte { return appendFrame(nil, nil, at, k, n, []byte(payload)) }
 	}
 	add(raw(kindEnd, 1, `{}`))
+	add(raw(kindUnfound, 0, "nowhere.test"))
 	add(raw(kindRequest, 1, `{"method":"GET","url":"https://a.test/"}`), raw(kindEnd, 1, `{"failed":{"class":"x","msg":"ÿ"}}`))
 	add(raw(kindRequest, 1, `{"method":"GET","url":"https://a.test/"}`), raw(kindAnswer, 1, `{"status":200,"length":-5,"trailer":["a"]}`), raw(kindAnswerBody, 1, "x"), raw(kindEnd, 1, `{"trailer":{"a":["b"]}}`))
 	add(raw(kindRequest, 1, `{"method":"G","url":"https://a.test/"}`), raw(kindAnswer|compressed, 1, "\x28\xb5\x2f\xfd\xa4\xff\xff\xff\xff"))
