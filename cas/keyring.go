@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"strings"
 
@@ -44,6 +45,13 @@ func keyID(key [KeySize]byte) (id KeyID) {
 	sum := sha256.Sum256(key[:])
 	copy(id[:], sum[:])
 	return id
+}
+
+// With is k with the keys of another, all of them older.
+func (k *Keyring) With(other *Keyring) *Keyring {
+	out := &Keyring{active: k.active, keys: maps.Clone(other.keys)}
+	maps.Copy(out.keys, k.keys)
+	return out
 }
 
 // Active is the key to seal with; ok is false when there is none.

@@ -69,6 +69,9 @@ type ServeConfig struct {
 
 	Network   string   // of sandboxes that ask for none: none or public
 	Resolvers []string // that names are asked of; none = those of /etc/resolv.conf
+	// EgressRoots is a file of certificates to believe beside the host's where
+	// requests of sandboxes are looked into.
+	EgressRoots string
 }
 
 // ExitError ends the process with a code. A command that has printed all there
@@ -216,7 +219,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 	}
 	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
 		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.rmCmd())
-	add("network", a.netCmd(), a.urlCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
+	add("network", a.netCmd(), a.secretCmd(), a.recordingCmd(), a.urlCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
 	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
 	add("admin", a.imageCmd(), a.keyCmd(), a.tenantCmd(), a.auditCmd())
 	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.infoCmd(), a.versionCmd())

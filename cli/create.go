@@ -27,6 +27,7 @@ type specFlags struct {
 	template    string
 	volumes     volumeMounts
 	net         networkFlags
+	secrets     []string
 }
 
 // addMachineFlags are those of the machine itself, which a template has too.
@@ -55,6 +56,9 @@ func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
 	fs.StringVar(&f.net.mode, "network", "", "what it may reach: none, public, or rules (only what --allow says) (default: the server's)")
 	_ = cmd.RegisterFlagCompletionFunc("network", cobra.FixedCompletions([]string{"none", "public", "rules"}, cobra.ShellCompDirectiveNoFileComp))
 	f.net.add(cmd)
+	_ = cmd.RegisterFlagCompletionFunc("replay", a.recordingNames(0))
+	fs.StringSliceVar(&f.secrets, "secret", nil, "secret that its requests leave with, by name (repeatable)")
+	_ = cmd.RegisterFlagCompletionFunc("secret", a.secretNames)
 	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h (default: never)")
 	fs.Var(&f.idle, "idle-timeout", "end or pause it after this long with no call and no process (default: never)")
 	fs.StringVar(&f.onIdle, "on-idle", "", "what --idle-timeout does: kill (default) or pause")
@@ -72,7 +76,7 @@ func (f *specFlags) request() *covev1.CreateSandboxRequest {
 			},
 			Env: f.env.m, Labels: f.labels.m, Timeout: f.timeout.proto(), IdleTimeout: f.idle.proto(),
 			OnIdle: f.onIdle, Snapshot: f.snapshot, Template: f.template, Volumes: f.volumes.list,
-			Network: f.net.network(),
+			Network: f.net.network(), Secrets: f.secrets,
 		},
 	}
 }

@@ -36,6 +36,7 @@ func (f *fakeAPI) handleState(mux *http.ServeMux, opt connect.HandlerOption) {
 	mux.Handle(covev1.NewSnapshotsHandler(fakeSnapshots{f}, opt))
 	mux.Handle(covev1.NewTemplatesHandler(fakeTemplates{f}, opt))
 	mux.Handle(covev1.NewVolumesHandler(fakeVolumes{f}, opt))
+	f.handleRecordings(mux, opt)
 	mux.HandleFunc("GET /v1/snapshots/{id}/tar", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "tar of "+r.PathValue("id")) })
 	mux.HandleFunc("PUT /v1/volumes/{name}/files", func(w http.ResponseWriter, r *http.Request) {
 		b, err := io.ReadAll(r.Body)

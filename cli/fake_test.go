@@ -29,6 +29,8 @@ import (
 // memory. Tests set what is special about it before the first call.
 type fakeAPI struct {
 	network *covev1.Network // last set
+	secrets []*covev1.CreateSecretRequest
+	uses    *covev1.SetSecretsRequest
 
 	url string
 
@@ -81,6 +83,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.Handle(covev1.NewKeysHandler(fakeKeys{f}, opt))
 	mux.Handle(covev1.NewSystemHandler(fakeSystem{f}, opt))
 	mux.Handle(covev1.NewTenantsHandler(fakeTenants{f: f}, opt))
+	mux.Handle(covev1.NewSecretsHandler(fakeSecrets{f}, opt))
 	f.handleState(mux, opt)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/v1/sandboxes/{id}/files", f.bulkFile)

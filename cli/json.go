@@ -34,6 +34,7 @@ type sandboxJSON struct {
 	Template    string            `json:"template,omitempty"`
 	Volumes     []mountJSON       `json:"volumes,omitempty"`
 	Network     *networkJSON      `json:"network,omitempty"`
+	Secrets     []string          `json:"secrets,omitempty"`
 	Parent      string            `json:"parent,omitempty"`
 	Ancestors   []string          `json:"ancestors,omitempty"`
 	Standby     string            `json:"standby,omitempty"`
@@ -54,8 +55,8 @@ func toSandboxJSON(s *covev1.Sandbox) sandboxJSON {
 		network = &j
 	}
 	return sandboxJSON{
-		Network: network,
-		ID:      s.GetId(), State: stateName(s.GetState()), Image: s.GetSpec().GetImage(), ImageID: s.GetImageId(),
+		Network: network, Secrets: s.GetSpec().GetSecrets(),
+		ID: s.GetId(), State: stateName(s.GetState()), Image: s.GetSpec().GetImage(), ImageID: s.GetImageId(),
 		Node: s.GetNode(), Episode: s.GetEpisode(),
 		CPU: r.GetCpu(), Memory: r.GetMemory(), MemoryLimit: r.GetMemoryLimit(), Disk: r.GetDisk(), Pids: r.GetPids(),
 		Env: s.GetSpec().GetEnv(), Labels: s.GetSpec().GetLabels(),

@@ -22,6 +22,7 @@ type networkFlags struct {
 	rules       []sandbox.NetworkRule
 	bandwidth   size
 	connections int32
+	tape        tapeFlags
 }
 
 func (f *networkFlags) add(cmd *cobra.Command) {
@@ -30,12 +31,15 @@ func (f *networkFlags) add(cmd *cobra.Command) {
 	fs.Var(ruleFlag{sandbox.NetworkDeny, &f.rules}, "deny", "do not let it reach TARGET [PROTOCOL] [PORTS], e.g. '* tcp 25' (repeatable)")
 	fs.Var(&f.bandwidth, "bandwidth", "bytes a second in and out of it, e.g. 10MiB (default: no limit)")
 	fs.Int32Var(&f.connections, "connections", 0, "open at a time (server default 1024)")
+	f.tape.add(cmd)
 }
 
 // network is nil if nothing was asked for.
 func (f *networkFlags) network() *covev1.Network {
-	return wire.Network(sandbox.Network{Mode: sandbox.NetworkMode(f.mode), Rules: f.rules,
-		Limits: sandbox.NetworkLimits{BytesPerSecond: int64(f.bandwidth), Connections: int(f.connections)}})
+	n := sandbox.Network{Mode: sandbox.NetworkMode(f.mode), Rules: f.rules,
+		Limits: sandbox.NetworkLimits{BytesPerSecond: int64(f.bandwidth), Connections: int(f.connections)}}
+	f.tape.into(&n)
+	return wire.Network(n)
 }
 
 // ruleFlag is a repeated flag of rules with one action.
@@ -74,10 +78,13 @@ func (a *app) netSetCmd() *cobra.Command {
 		Short: "Put another network policy in force",
 		Long: `Put another network policy in force, in place of the one before. When it
 returns, no connection that the policy denies is open any more. Prints the
-generation of the policy.`,
+generation of the policy. What it does not name ends: a recording goes on if
+--record names it again.`,
 		Example: `  cove net set ID public
   cove net set ID rules --allow pypi.org --allow '*.pythonhosted.org tcp 443'
-  cove net set ID public --deny '* tcp 25' --bandwidth 10MiB`,
+  cove net set ID public --deny '* tcp 25' --bandwidth 10MiB
+  cove net set ID public --record ep1        # until the next set without it
+  cove net set ID --replay ep1`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.liveIDs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -86,7 +93,7 @@ generation of the policy.`,
 			}
 			n := f.network()
 			if n == nil {
-				return usage(cmd, errors.New("name a mode, or give --allow or --deny"))
+				return usage(cmd, errors.New("name a mode, or give --allow, --deny, --record or --replay"))
 			}
 			id, err := a.resolveID(cmd.Context(), args[0])
 			if err != nil {
@@ -124,12 +131,26 @@ func (a *app) netGetCmd() *cobra.Command {
 			}
 			j := toNetworkJSON(m.GetNetwork(), m.GetGeneration())
 			j.Allowed, j.Denied = m.GetAllowed(), m.GetDenied()
+			if r := m.GetRecording(); r != nil {
+				is := toRecordingJSON(r)
+				j.Recording = &is
+			}
+			j.Replay = toReplayJSON(m.GetReplay())
 			if asJSON {
 				return a.printJSON(j)
 			}
 			fmt.Fprintf(a.Stdout, "mode        %s\ngeneration  %d\nallowed     %d\ndenied      %d\n", escape(j.Mode), j.Generation, j.Allowed, j.Denied)
 			for i, r := range j.Rules {
 				fmt.Fprintf(a.Stdout, "rule %-6d %s\n", i, escape(r))
+			}
+			if r := j.Recording; r != nil {
+				fmt.Fprintf(a.Stdout, "recording   %s, %d exchanges, %s\n", escape(r.ref()), r.Exchanges, formatSize(r.Bytes))
+			}
+			if r := j.Replay; r != nil {
+				fmt.Fprintf(a.Stdout, "replay      %s, %d answered, %d missed, %d not asked for\n", escape(r.Recording), r.Answered, r.Missed, r.Unused)
+				for _, m := range r.Misses {
+					fmt.Fprintf(a.Stdout, "missed      %s %s %s\n", escape(m.Method), escape(m.URL), escape(m.Hint))
+				}
 			}
 			return nil
 		},
@@ -203,10 +224,17 @@ type networkJSON struct {
 	Generation     int64    `json:"generation,omitempty"`
 	Allowed        int64    `json:"allowed,omitempty"`
 	Denied         int64    `json:"denied,omitempty"`
+
+	Record    string         `json:"record,omitempty"` // id of the recording
+	Recording *recordingJSON `json:"recording,omitempty"`
+	Replay    *replayJSON    `json:"replay,omitempty"`
 }
 
 func toNetworkJSON(n *covev1.Network, generation int64) networkJSON {
-	j := networkJSON{Mode: n.GetMode(), BytesPerSecond: n.GetLimits().GetBytesPerSecond(), Connections: n.GetLimits().GetConnections(), Generation: generation}
+	j := networkJSON{Mode: n.GetMode(), BytesPerSecond: n.GetLimits().GetBytesPerSecond(), Connections: n.GetLimits().GetConnections(), Generation: generation, Record: n.GetRecord().GetId()}
+	if r := n.GetReplay(); r != nil {
+		j.Replay = &replayJSON{Recording: r.GetRecording()}
+	}
 	if s, err := wire.NetworkFrom(n); err == nil {
 		for _, r := range s.Rules {
 			j.Rules = append(j.Rules, policy.FormatRule(r))

@@ -20,6 +20,9 @@ import (
 func holders(t *testing.T, dir, marker string) (found []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() && path == filepath.Join(dir, "networks") {
+			return fs.SkipDir // namespaces, which are no files
+		}
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cove-sandbox/cove/egress/authority"
 	"github.com/cove-sandbox/cove/egress/netns"
 	"github.com/cove-sandbox/cove/egress/policy"
 	"github.com/cove-sandbox/cove/egress/proxy"
@@ -27,6 +28,8 @@ import (
 type Config struct {
 	Dir      string // where namespaces are mounted; made if missing
 	Upstream *proxy.Upstream
+	// Authorities of sandboxes whose TLS is looked into; nil: none can be.
+	Authorities *authority.Master
 	// Spare namespaces ready for creates to come; default 4, -1 = none. One is
 	// made in 15 ms, most of it the kernel's waiting, and takes 150 KiB.
 	Spare  int
@@ -115,9 +118,9 @@ func (n *Networks) Close() error {
 	return errors.Join(errs...)
 }
 
-// Take gives a kernel a network that is served by a policy, and the device to
-// plug into it. It fails closed: on error there is no network.
-func (n *Networks) Take(ctx context.Context, id string, p *policy.Policy, generation int64) (Device, error) {
+// Take gives a kernel a network that is served by a policy and an interception
+// (nil = none), and the device to plug into it. It fails closed: on error there is no network.
+func (n *Networks) Take(ctx context.Context, id string, p *policy.Policy, generation int64, i *proxy.Interception) (Device, error) {
 	const op = "egress.take"
 	s, err := n.spare(ctx)
 	if err != nil {
@@ -127,7 +130,7 @@ func (n *Networks) Take(ctx context.Context, id string, p *policy.Policy, genera
 	if err != nil {
 		return Device{}, sandbox.Errorf(sandbox.Unavailable, op, "network of kernel %s: %w", id, errors.Join(err, s.remove()))
 	}
-	b := proxy.Open(s.ns, s.socks, n.cfg.Upstream, p, generation, n.log)
+	b := proxy.Open(s.ns, s.socks, n.cfg.Upstream, p, generation, i, n.log)
 	n.mu.Lock()
 	if n.closed || n.boxes[id] != nil {
 		n.mu.Unlock()
@@ -147,7 +150,7 @@ func (n *Networks) Take(ctx context.Context, id string, p *policy.Policy, genera
 
 // Adopt serves the network of a kernel that an earlier process gave it.
 // sandbox.NotFound if there is none.
-func (n *Networks) Adopt(ctx context.Context, id string, p *policy.Policy, generation int64) error {
+func (n *Networks) Adopt(ctx context.Context, id string, p *policy.Policy, generation int64, i *proxy.Interception) error {
 	const op = "egress.adopt"
 	ns, err := netns.Open(n.path(id))
 	if errors.Is(err, os.ErrNotExist) {
@@ -161,7 +164,7 @@ func (n *Networks) Adopt(ctx context.Context, id string, p *policy.Policy, gener
 		ns.Close()
 		return sandbox.Errorf(sandbox.Unavailable, op, "network of kernel %s: %w", id, err)
 	}
-	b := proxy.Open(ns, socks, n.cfg.Upstream, p, generation, n.log)
+	b := proxy.Open(ns, socks, n.cfg.Upstream, p, generation, i, n.log)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed || n.boxes[id] != nil {
@@ -170,6 +173,14 @@ func (n *Networks) Adopt(ctx context.Context, id string, p *policy.Policy, gener
 	}
 	n.boxes[id] = b
 	return nil
+}
+
+// Authority is the one of an id.
+func (n *Networks) Authority(id string) (*authority.Authority, error) {
+	if n == nil || n.cfg.Authorities == nil {
+		return nil, sandbox.Errorf(sandbox.Unsupported, "egress.authority", "this node cannot look into TLS").WithHint("create the sandbox without secrets")
+	}
+	return n.cfg.Authorities.Authority(id)
 }
 
 // Box serves the network of a kernel; nil if it has none.

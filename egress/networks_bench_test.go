@@ -30,7 +30,7 @@ func BenchmarkTake(b *testing.B) {
 		i++
 		id := fmt.Sprintf("k%d", i)
 		start := time.Now()
-		d, err := n.Take(b.Context(), id, p, 1)
+		d, err := n.Take(b.Context(), id, p, 1, nil)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -41,13 +41,13 @@ func TestNetworksAcrossProcesses(t *testing.T) {
 	}
 	n := open()
 	for _, id := range []string{"a", "b", "c"} {
-		d, err := n.Take(t.Context(), id, p, 1)
+		d, err := n.Take(t.Context(), id, p, 1, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		d.File.Close()
 	}
-	if _, err := n.Take(t.Context(), "a", p, 1); !errors.Is(err, sandbox.ErrUnavailable) {
+	if _, err := n.Take(t.Context(), "a", p, 1, nil); !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Errorf("a second network for one kernel: %v", err)
 	}
 	if n.Box("a") == nil || n.Box("x") != nil {
@@ -70,13 +70,13 @@ func TestNetworksAcrossProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	n = open()
-	if err := n.Adopt(t.Context(), "a", p, 4); err != nil {
+	if err := n.Adopt(t.Context(), "a", p, 4, nil); err != nil {
 		t.Fatal(err)
 	}
 	if s := n.Box("a").Status(0); s.Generation != 4 {
 		t.Errorf("adopted: %+v", s)
 	}
-	if err := n.Adopt(t.Context(), "z", p, 1); !errors.Is(err, sandbox.ErrNotFound) {
+	if err := n.Adopt(t.Context(), "z", p, 1, nil); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("adopting what is not there: %v", err)
 	}
 	if removed, err := n.Sweep(map[string]bool{"a": true}); err != nil || strings.Join(removed, " ") != "b" {
@@ -105,7 +105,7 @@ func TestTakeFailsClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Take(t.Context(), "../escape/x", p, 1); !errors.Is(err, sandbox.ErrUnavailable) {
+	if _, err := n.Take(t.Context(), "../escape/x", p, 1, nil); !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Errorf("a name that cannot be made: %v", err)
 	}
 }

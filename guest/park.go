@@ -180,6 +180,12 @@ func (c *Client) Thaw(ctx context.Context) error {
 	return err
 }
 
+// SetEnv replaces the environment that processes to come start from.
+func (c *Client) SetEnv(ctx context.Context, env []string) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpSetEnv, Env: env}, nil)
+	return err
+}
+
 // Rekey gives the guest of a restored kernel a secret of its own, with the
 // environment and limit of the sandbox it is now. Connections of the old secret
 // end. If it fails, which secret holds is not known.

@@ -33,7 +33,10 @@ func (n *Node) Create(ctx context.Context, sb sandbox.Sandbox, img sandbox.Image
 		return 0, sandbox.WithOp("node.create", err)
 	}
 	var k runtime.Kernel
-	if err = n.attachVolumes(ctx, b); err == nil {
+	if err = n.giveTape(ctx, b.sb, ""); err == nil {
+		err = n.attachVolumes(ctx, b)
+	}
+	if err == nil {
 		k, err = n.place(ctx, b)
 	}
 	if err != nil {
@@ -67,7 +70,10 @@ func (n *Node) admit(sb sandbox.Sandbox, img sandbox.Image, now time.Time) (*box
 	if sb.ExpiresAt.IsZero() && sb.Spec.Timeout > 0 {
 		sb.ExpiresAt = now.Add(sb.Spec.Timeout)
 	}
-	b := newBox(sb, img.Config, path)
+	if intercepted(sb.Spec) {
+		sb.Spec.Authority = authorityOf(sb)
+	}
+	b := n.newBox(sb, img.Config, path)
 
 	retry := n.timers.next(now)
 	n.mu.Lock()
@@ -83,11 +89,11 @@ func (n *Node) admit(sb sandbox.Sandbox, img sandbox.Image, now time.Time) (*box
 	return b, nil
 }
 
-func newBox(sb sandbox.Sandbox, img sandbox.ImageConfig, path string) *box {
+func (n *Node) newBox(sb sandbox.Sandbox, img sandbox.ImageConfig, path string) *box {
 	b := &box{id: sb.ID, resources: sb.Spec.Resources, image: img, sb: sb,
 		container: runtime.Container{
 			Rootfs:    runtime.Rootfs{Path: path, Env: img.Env, WorkingDir: img.WorkingDir, User: img.User},
-			Env:       sb.Spec.Env,
+			Env:       n.environment(sb, img),
 			Resources: sb.Spec.Resources,
 			Resolvers: resolvers(sb.Spec.Network),
 		},
@@ -124,6 +130,9 @@ func (n *Node) attach(ctx context.Context, b *box, k runtime.Kernel) (broken boo
 	actx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
 	attachErr := n.connected(actx, b, k.ID(), func(c runtime.Container) error { return k.Attach(actx, c) })
+	if attachErr == nil {
+		attachErr = n.trust(actx, b.sb, k)
+	}
 	if err := <-recorded; err != nil {
 		return false, err
 	}
@@ -142,6 +151,7 @@ func (n *Node) attach(ctx context.Context, b *box, k runtime.Kernel) (broken boo
 
 // run is the moment a created sandbox starts its life.
 func (n *Node) run(b *box, k runtime.Kernel) {
+	defer n.interceptAgain(b.sb, k)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	b.kernel = k
@@ -160,6 +170,7 @@ func (n *Node) undo(b *box) {
 	}
 	b.cancel(errors.New("create failed"))
 	n.detachVolumes(b)
+	n.undoTape(b.sb)
 	n.mu.Lock()
 	delete(n.live, b.id)
 	n.releaseLocked(b)

@@ -107,6 +107,7 @@ func (n *Node) teardown(b *box, end sandbox.End, own bool) {
 	}
 	n.timers.remove(b.id)
 	n.detachVolumes(b)
+	n.endTape(b)
 	n.mu.Lock()
 	delete(n.live, b.id)
 	n.releaseLocked(b)

@@ -14,7 +14,9 @@ import (
 
 	"github.com/cove-sandbox/cove/cas/local"
 	"github.com/cove-sandbox/cove/egress"
+	"github.com/cove-sandbox/cove/egress/authority"
 	"github.com/cove-sandbox/cove/egress/proxy"
+	"github.com/cove-sandbox/cove/egress/tape"
 	"github.com/cove-sandbox/cove/image"
 	"github.com/cove-sandbox/cove/image/imagetest"
 	"github.com/cove-sandbox/cove/internal/testbin"
@@ -33,6 +35,7 @@ type machine struct {
 	drv   *gvisor.Driver
 	up    *proxy.Upstream  // nil: no networks
 	nets  *egress.Networks // nil without up
+	tapes *tape.Library
 	*node.Node
 	execs int
 }
@@ -58,6 +61,7 @@ func newMachineOn(t testing.TB, up *proxy.Upstream) *machine {
 			t.Error(err)
 		}
 		_ = m.store.Close()
+		_ = m.tapes.Close()
 	})
 	return m
 }
@@ -73,12 +77,19 @@ func (m *machine) open() {
 		m.t.Fatal(err)
 	}
 	if m.up != nil {
-		if m.nets, err = egress.Open(egress.Config{Dir: m.dir + "/networks", Upstream: m.up}); err != nil {
+		ca, err := authority.Open(m.dir + "/egress.key")
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		if m.nets, err = egress.Open(egress.Config{Dir: m.dir + "/networks", Upstream: m.up, Authorities: ca}); err != nil {
 			m.t.Fatal(err)
 		}
 	}
+	if m.tapes, err = tape.OpenLibrary(tape.Config{Dir: m.dir + "/recordings", Node: "n1"}); err != nil {
+		m.t.Fatal(err)
+	}
 	m.Node, err = node.Open(ctx, node.Config{Dir: m.dir + "/node", Name: "n1", Networks: m.nets, Driver: m.drv, Images: m.lib, Pool: node.PoolSettings{Min: 1, Max: 4},
-		State: &node.StateConfig{Store: m.store, Plain: m.dir + "/plain"}, VolumeDir: m.dir + "/volumes"})
+		State: &node.StateConfig{Store: m.store, Plain: m.dir + "/plain"}, VolumeDir: m.dir + "/volumes", Recordings: m.tapes})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -96,7 +107,7 @@ func (m *machine) restart() {
 	if err := m.Node.Close(); err != nil {
 		m.t.Fatal(err)
 	}
-	if err := errors.Join(m.drv.Close(), m.store.Close(), m.closeNetworks()); err != nil {
+	if err := errors.Join(m.drv.Close(), m.store.Close(), m.closeNetworks(), m.tapes.Close()); err != nil {
 		m.t.Fatal(err)
 	}
 	m.open()

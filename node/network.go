@@ -7,6 +7,7 @@ import (
 	"github.com/cove-sandbox/cove/egress"
 	"github.com/cove-sandbox/cove/egress/netns"
 	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/egress/proxy"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -16,7 +17,11 @@ import (
 // gone. A sandbox that changes its kernel gets a new one with the same addresses
 // and the policy of the sandbox.
 
-func networked(s sandbox.Network) bool { return s.Mode != "" && s.Mode != sandbox.NetworkNone }
+// networked says whether a sandbox has a device. One that replays has, and
+// nothing leaves by it.
+func networked(s sandbox.Network) bool {
+	return s.Mode != "" && s.Mode != sandbox.NetworkNone || s.Replay != nil
+}
 
 func resolvers(s sandbox.Network) []netip.Addr {
 	if !networked(s) {
@@ -29,12 +34,12 @@ func resolvers(s sandbox.Network) []netip.Addr {
 // a kernel. Without the network that the policy asks for, f is not called.
 func (n *Node) connected(ctx context.Context, b *box, kernel string, f func(runtime.Container) error) error {
 	n.mu.Lock()
-	c, spec, generation := b.container, b.sb.Spec.Network, b.sb.NetworkGeneration
+	c, sb := b.container, b.sb
 	n.mu.Unlock()
-	if !networked(spec) {
+	if !networked(sb.Spec.Network) {
 		return f(c)
 	}
-	d, err := n.device(ctx, kernel, spec, generation)
+	d, err := n.device(ctx, kernel, sb)
 	if err != nil {
 		return err
 	}
@@ -43,16 +48,20 @@ func (n *Node) connected(ctx context.Context, b *box, kernel string, f func(runt
 	return f(c)
 }
 
-// device makes the network of a kernel.
-func (n *Node) device(ctx context.Context, kernel string, spec sandbox.Network, generation int64) (*runtime.Device, error) {
+// device makes the network of a sandbox's kernel.
+func (n *Node) device(ctx context.Context, kernel string, sb sandbox.Sandbox) (*runtime.Device, error) {
 	if n.cfg.Networks == nil || !n.cfg.Driver.Capabilities().Network {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "node.network", "this node has no networks for sandboxes").WithHint("create it with network none")
 	}
-	p, err := policy.Compile(spec)
+	p, err := policy.Compile(sb.Spec.Network)
 	if err != nil {
 		return nil, err
 	}
-	d, err := n.cfg.Networks.Take(ctx, kernel, p, generation)
+	i, err := n.interception(sb)
+	if err != nil {
+		return nil, err
+	}
+	d, err := n.cfg.Networks.Take(ctx, kernel, p, sb.NetworkGeneration, i)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +81,10 @@ func (n *Node) adoptNetwork(ctx context.Context, b *box, kernel string) {
 	}
 	p, err := policy.Compile(spec)
 	if err == nil {
-		err = n.cfg.Networks.Adopt(ctx, kernel, p, b.sb.NetworkGeneration)
+		var i *proxy.Interception
+		if i, err = n.interception(b.sb); err == nil {
+			err = n.cfg.Networks.Adopt(ctx, kernel, p, b.sb.NetworkGeneration, i)
+		}
 	}
 	if err != nil && (networked(b.sb.Spec.Network) || sandbox.ClassOf(err) != sandbox.NotFound) {
 		n.log.Error("an adopted sandbox is without its network", "sandbox", b.id, "err", err)
@@ -102,8 +114,18 @@ func (n *Node) SetNetwork(ctx context.Context, id string, spec sandbox.Network) 
 	}
 	defer giveBack()
 	n.mu.Lock()
-	k, was, generation := b.kernel, b.sb.Spec.Network, b.sb.NetworkGeneration+1
+	sb, k, was, generation := b.sb, b.kernel, b.sb.Spec.Network, b.sb.NetworkGeneration+1
 	n.mu.Unlock()
+	sb.Spec.Network, sb.NetworkGeneration = spec, generation
+	done, err := n.changeTape(ctx, sb, was)
+	if err != nil {
+		return 0, sandbox.WithOp(op, err)
+	}
+	defer func() { done(err == nil) }()
+	container, err := n.lookInside(ctx, b, sb, k, was)
+	if err != nil {
+		return 0, sandbox.WithOp(op, err)
+	}
 	record := func(s sandbox.Network) error {
 		return n.journal.append(record{Kind: recNetwork, ID: id, Network: &s, Nth: generation})
 	}
@@ -111,7 +133,7 @@ func (n *Node) SetNetwork(ctx context.Context, id string, spec sandbox.Network) 
 		return 0, sandbox.WithOp(op, err)
 	}
 	// From here on it is what a restart would enforce; so is now.
-	if err := n.enforce(ctx, b, k, p, generation); err != nil {
+	if err := n.enforce(ctx, b, sb, k, p); err != nil {
 		if rerr := record(was); rerr != nil {
 			n.log.Error("a policy that was not put in force is in the journal", "sandbox", id, "err", rerr)
 		}
@@ -120,19 +142,20 @@ func (n *Node) SetNetwork(ctx context.Context, id string, spec sandbox.Network) 
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	b.sb.Spec.Network, b.sb.NetworkGeneration = spec, generation
-	b.container.Resolvers = resolvers(spec)
+	b.container.Resolvers, b.container.Env = resolvers(spec), container.Env
 	return generation, nil
 }
 
-// enforce makes a policy that of a kernel; nil = of none, the next gets it.
-func (n *Node) enforce(ctx context.Context, b *box, k runtime.Kernel, p *policy.Policy, generation int64) error {
+// enforce makes a policy, of sb as it is to be, that of a kernel; nil = of none,
+// the next gets it.
+func (n *Node) enforce(ctx context.Context, b *box, sb sandbox.Sandbox, k runtime.Kernel, p *policy.Policy) error {
 	if k == nil {
 		return nil
 	}
 	if n.cfg.Networks != nil {
 		if box := n.cfg.Networks.Box(k.ID()); box != nil {
-			box.Set(p, generation)
-			return nil
+			box.Set(p, sb.NetworkGeneration)
+			return n.intercept(sb, k)
 		}
 	}
 	if !networked(p.Spec()) {
@@ -145,7 +168,7 @@ func (n *Node) enforce(ctx context.Context, b *box, k runtime.Kernel, p *policy.
 	if !ok {
 		return sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot give a running sandbox a network", n.cfg.Driver.Name())
 	}
-	d, err := n.device(ctx, k.ID(), p.Spec(), generation)
+	d, err := n.device(ctx, k.ID(), sb)
 	if err != nil {
 		return err
 	}
@@ -174,8 +197,9 @@ func (n *Node) NetworkStatus(ctx context.Context, id string, flows int) (sandbox
 	n.mu.Unlock()
 	if k != nil && n.cfg.Networks != nil {
 		if box := n.cfg.Networks.Box(k.ID()); box != nil {
-			return box.Status(flows), nil
+			s = box.Status(flows)
 		}
 	}
+	n.tapes.get(id).status(&s)
 	return s, nil
 }

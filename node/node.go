@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/egress"
+	"github.com/cove-sandbox/cove/egress/tape"
 	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -34,7 +35,9 @@ type Config struct {
 	VolumeDir string
 	// Networks of sandboxes that have one; nil: none can. Stays the caller's to close.
 	Networks *egress.Networks
-	Logger   *slog.Logger // nil = discard
+	// Recordings of their traffic; nil: none can be made or replayed. Stays the caller's to close.
+	Recordings *tape.Library
+	Logger     *slog.Logger // nil = discard
 
 	// SweepEvery is how often what runs is compared with what should; default
 	// one minute, zero takes it, negative never.
@@ -76,6 +79,8 @@ type Node struct {
 	states  *contents   // nil: no snapshots and no cold standby
 	mounts  *mountFiles // nil with states
 	volumes *volume.Set // nil: none
+	tapes   tapeBook
+	secrets secretBook
 	litter  atomic.Bool // stored content became useless since the last Collect
 
 	ctx    context.Context // ends what runs in the background, at Close
@@ -235,6 +240,7 @@ func (n *Node) stop() error {
 	if n.volumes != nil {
 		err = n.volumes.Close()
 	}
+	err = errors.Join(err, n.closeTapes())
 	if n.journal != nil {
 		err = errors.Join(err, n.journal.close())
 	}

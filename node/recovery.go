@@ -59,6 +59,9 @@ func (n *Node) recover(ctx context.Context, was *state) error {
 		}
 		removed = append(removed, nets...)
 	}
+	if err := n.settleTapes(); err != nil {
+		n.log.Error("recordings that nobody goes on with are still open", "err", err)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.log.Info("recovered", "adopted", len(n.live), "gone", len(todo)-len(n.live), "swept", len(removed), "machine_restarted", rebooted)
@@ -93,11 +96,12 @@ func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 	}
 
 	path, pathErr := n.cfg.Images.Path(e.Sandbox.ImageID)
-	b := newBox(e.Sandbox, e.Image, path)
+	b := n.newBox(e.Sandbox, e.Image, path)
 	b.needs = e.Needs
 	if err := n.attachVolumes(ctx, b); err != nil {
 		n.log.Error("an adopted sandbox is without its volumes", "sandbox", id, "err", err)
 	}
+	n.takeTape(ctx, b.sb)
 	n.adoptNetwork(ctx, b, k.ID())
 	hot := false // a guest that stands still does not answer
 	if p, ok := k.(runtime.Pauser); ok {
@@ -121,7 +125,9 @@ func (n *Node) takeBack(ctx context.Context, e *entry, rebooted bool) {
 		if pathErr == nil {
 			rctx, cancel := context.WithTimeout(ctx, resetTimeout)
 			defer cancel()
-			pathErr = k.Reset(rctx, b.container)
+			if pathErr = k.Reset(rctx, b.container); pathErr == nil {
+				pathErr = n.trust(rctx, b.sb, k)
+			}
 		}
 		if pathErr != nil {
 			n.lost(id, sandbox.End{Cause: sandbox.Infra, Detail: fmt.Sprintf("a reset was cut off by a restart of the node and could not be finished: %v", pathErr)})
@@ -151,11 +157,12 @@ func (n *Node) asleep(ctx context.Context, e *entry) {
 	if err != nil {
 		n.log.Warn("the image of a sandbox in cold standby is not here", "sandbox", e.Sandbox.ID, "err", err)
 	}
-	b := newBox(e.Sandbox, e.Image, path)
+	b := n.newBox(e.Sandbox, e.Image, path)
 	b.cold, b.needs = e.Cold, e.Needs
 	if err := n.attachVolumes(ctx, b); err != nil {
 		n.log.Error("a sandbox in cold standby is without its volumes", "sandbox", b.id, "err", err)
 	}
+	n.takeTape(ctx, b.sb)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	b.sb.State = sandbox.Running

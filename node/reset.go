@@ -41,11 +41,16 @@ func (n *Node) Reset(ctx context.Context, id string) (episode int64, took time.D
 	}
 	n.mu.Lock()
 	b.sb.Episode = episode
+	sb := b.sb
 	n.mu.Unlock()
 	rctx, cancel := context.WithTimeout(b.ctx, resetTimeout)
 	defer cancel()
 	k := n.inside(b)
-	if err := k.Reset(rctx, b.container); err != nil {
+	err = k.Reset(rctx, b.container)
+	if err == nil {
+		err = n.trust(rctx, sb, k)
+	}
+	if err != nil {
 		end := sandbox.End{Cause: sandbox.Infra, Detail: "reset failed: " + err.Error()}
 		if isDone(k) {
 			end = endOf(k.Exit())
@@ -58,6 +63,7 @@ func (n *Node) Reset(ctx context.Context, id string) (episode int64, took time.D
 		}
 		return 0, 0, endedError(id, end)
 	}
+	n.seekTape(id, "") // a new episode is told the same again
 	return episode, time.Since(start), nil
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"slices"
@@ -59,6 +60,10 @@ func (n *Node) restore(ctx context.Context, b *box, from sandbox.Content, g *gue
 	}
 	switch {
 	case err == nil:
+		// Code inside may have seen to it that this fails; it is its own loss.
+		if err := n.trust(ctx, b.sb, k); err != nil {
+			n.log.Warn("a restored sandbox may not trust its authority", "sandbox", b.id, "err", err)
+		}
 		return k, nil
 	case sandbox.ClassOf(err) == sandbox.Precondition: // the blank is as it was
 		n.blanks.giveBack(m.b)
@@ -85,7 +90,10 @@ func (n *Node) CreateFrom(ctx context.Context, sb sandbox.Sandbox, img sandbox.I
 	defer cancel()
 	b.needs = slices.Clone(from.Content.Needs)
 	var k runtime.Kernel
-	if err = n.attachVolumes(rctx, b); err == nil {
+	if err = n.giveTape(rctx, b.sb, from.Content.Replay); err == nil {
+		err = n.attachVolumes(rctx, b)
+	}
+	if err == nil {
 		k, err = n.restore(rctx, b, from.Content, nil)
 	}
 	if err == nil {
@@ -151,7 +159,8 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	n.mu.Unlock()
 	sb.ImageID, sb.Standby = img.ID, sandbox.Awake
 	sb.Episode++
-	next := newBox(sb, img.Config, path)
+	sb.Spec.Authority = cmp.Or(from.Spec.Authority, sb.Spec.Authority) // what its files and processes trust
+	next := n.newBox(sb, img.Config, path)
 	next.container.Volumes = b.container.Volumes
 	if from.Kind == sandbox.MemorySnapshot {
 		next.needs = slices.Clone(from.Content.Needs)
@@ -188,14 +197,18 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	}
 	b.kernel, b.cold, b.container, b.image = k, nil, next.container, next.image
 	b.sb.ImageID, b.sb.Episode, b.needs = sb.ImageID, sb.Episode, next.needs
+	b.sb.Spec.Authority = sb.Spec.Authority
 	b.touched++
 	b.same = nil
 	n.standLocked(b, sandbox.Awake, false)
 	n.goLocked(func() { n.watch(b, k) })
+	now := b.sb
 	n.mu.Unlock()
+	n.interceptAgain(now, k)
 	if old != nil {
 		n.discard(old)
 	}
+	n.seekTape(id, from.Content.Replay)
 	return sb.Episode, time.Since(start), nil
 }
 
@@ -209,6 +222,10 @@ func (n *Node) embody(ctx context.Context, b *box, from sandbox.Snapshot) (runti
 		return nil, err
 	}
 	if err := n.connected(ctx, b, k.ID(), func(c runtime.Container) error { return k.Attach(ctx, c) }); err != nil {
+		n.discard(k)
+		return nil, err
+	}
+	if err := n.trust(ctx, b.sb, k); err != nil {
 		n.discard(k)
 		return nil, err
 	}

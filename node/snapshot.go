@@ -148,6 +148,7 @@ func (n *Node) checkpoint(ctx context.Context, b *box, k runtime.Kernel, keep bo
 			undo()
 		}
 	}()
+	position := n.tapes.get(b.id).position() // what is under way now breaks off in what is made of it
 	start := time.Now()
 	cp, err := ck.Checkpoint(ctx, dir, runtime.CheckpointOptions{})
 	paused = time.Since(start)
@@ -171,7 +172,7 @@ func (n *Node) checkpoint(ctx context.Context, b *box, k runtime.Kernel, keep bo
 		offered = true
 	}
 	n.mu.Lock()
-	c.Base, c.Needs = b.sb.ImageID, slices.Clone(b.needs)
+	c.Base, c.Needs, c.Replay = b.sb.ImageID, slices.Clone(b.needs), position
 	n.mu.Unlock()
 	return c, paused, nil
 }

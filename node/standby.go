@@ -261,12 +261,14 @@ func (n *Node) warm(b *box) error {
 		return err
 	}
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.abandonLocked(b, k)
 	b.kernel, b.cold = k, nil
 	n.litter.Store(true)
 	n.standLocked(b, sandbox.Awake, false)
 	n.goLocked(func() { n.watch(b, k) })
+	sb := b.sb
+	n.mu.Unlock()
+	n.interceptAgain(sb, k)
 	return nil
 }
 

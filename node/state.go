@@ -23,6 +23,9 @@ type record struct {
 	Needs   []string         `json:"needs,omitempty"`   // mounted
 	Network *sandbox.Network `json:"network,omitempty"` // network
 	Nth     int64            `json:"nth,omitempty"`     // network: its generation
+	Secrets []string         `json:"secrets,omitempty"` // secrets: their names
+
+	Authority string `json:"authority,omitempty"` // secrets
 }
 
 type recordKind string
@@ -34,6 +37,7 @@ const (
 	recExpiry  recordKind = "expiry"
 	recMounted recordKind = "mounted" // a directory snapshot
 	recNetwork recordKind = "network"
+	recSecrets recordKind = "secrets"
 	recCold    recordKind = "cold" // its kernel is gone, its state is in the store; created again when it wakes
 	recEnded   recordKind = "ended"
 	recForgot  recordKind = "forgot" // its end was acknowledged, or it was never handed out
@@ -92,6 +96,8 @@ func (s *state) apply(r record) {
 		if r.Network != nil {
 			e.Sandbox.Spec.Network, e.Sandbox.NetworkGeneration = *r.Network, r.Nth
 		}
+	case recSecrets:
+		e.Sandbox.Spec.Secrets, e.Sandbox.Spec.Authority = r.Secrets, r.Authority
 	case recMounted:
 		e.Needs = r.Needs
 	case recEnded:

@@ -65,11 +65,17 @@ type Reason string
 const (
 	PortClosed Reason = "port_closed" // of Precondition: nothing inside listens on the port
 	Asleep     Reason = "asleep"      // of Precondition: on standby, and the caller would not have it woken
+
+	ReplayMissed    Reason = "replay_miss"      // of NotFound: no such request was recorded, or not as often
+	ReplayTruncated Reason = "replay_truncated" // of NotFound: it was recorded, but not whole
 )
 
 var (
 	ErrPortClosed = &Error{Class: Precondition, Reason: PortClosed}
 	ErrAsleep     = &Error{Class: Precondition, Reason: Asleep}
+
+	ErrReplayMissed    = &Error{Class: NotFound, Reason: ReplayMissed}
+	ErrReplayTruncated = &Error{Class: NotFound, Reason: ReplayTruncated}
 )
 
 // Error says what class of thing went wrong, in which operation, and the way

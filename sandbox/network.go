@@ -20,12 +20,17 @@ type Network struct {
 	Mode   NetworkMode   `json:"mode,omitempty"`
 	Rules  []NetworkRule `json:"rules,omitempty"`
 	Limits NetworkLimits `json:"limits,omitzero"`
+
+	Record *NetworkRecord `json:"record,omitempty"`
+	Replay *NetworkReplay `json:"replay,omitempty"`
 }
 
 // WithDefault returns n with its mode: rules where it has any, else the default.
 func (n Network) WithDefault(mode NetworkMode) Network {
 	switch {
 	case n.Mode != "":
+	case n.Replay != nil && len(n.Rules) == 0:
+		n.Mode = NetworkNone
 	case len(n.Rules) > 0:
 		n.Mode = NetworkRules
 	case mode != "":
@@ -38,7 +43,22 @@ func (n Network) WithDefault(mode NetworkMode) Network {
 
 // IsZero says that nothing was asked for.
 func (n Network) IsZero() bool {
+	return n.saysNothing() && n.Record == nil && n.Replay == nil
+}
+
+func (n Network) saysNothing() bool {
 	return n.Mode == "" && len(n.Rules) == 0 && n.Limits == NetworkLimits{}
+}
+
+// From is n with what it leaves open taken from the network of what a sandbox
+// is made of. It replays what that did and never records what that did: two
+// sandboxes on one tape would be nobody's episode.
+func (n Network) From(of Network) Network {
+	if n.saysNothing() && n.Replay == nil {
+		of.Record = n.Record
+		return of
+	}
+	return n
 }
 
 // NetworkRule allows or denies what it matches: a CIDR, a domain, or with
@@ -103,4 +123,8 @@ type NetworkStatus struct {
 	Allowed    int64         `json:"allowed"`    // flows since creation
 	Denied     int64         `json:"denied"`
 	Flows      []NetworkFlow `json:"flows,omitempty"` // the last ones, oldest first
+
+	Recording *Recording    `json:"recording,omitempty"` // under way
+	Replay    *ReplayStatus `json:"replay,omitempty"`    // under way
+	Missed    int64         `json:"missed,omitempty"`    // requests that the replay had no answer for
 }

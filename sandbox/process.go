@@ -73,6 +73,8 @@ type ProcessEnd struct {
 	// EgressDenied counts what the network policy denied the sandbox while the
 	// process was followed. Informative.
 	EgressDenied int64 `json:"egress_denied,omitempty"`
+	// ReplayMissed counts the requests that its replay had no answer for meanwhile.
+	ReplayMissed int64 `json:"replay_missed,omitempty"`
 }
 
 // Process is one entry of the list of processes started through the API.

@@ -70,6 +70,8 @@ type Content struct {
 	Needs []string `json:"needs,omitempty"`
 	// Build names what a memory snapshot can be restored with.
 	Build string `json:"build,omitempty"`
+	// Replay is where the replay of the sandbox was.
+	Replay string `json:"replay,omitempty"`
 }
 
 // Standby of a sandbox that is not to be woken by looking at it.

@@ -27,6 +27,10 @@ type Spec struct {
 	Template    string            `json:"template,omitempty"`     // "name" or "name@version" of what to start from
 	Volumes     []VolumeMount     `json:"volumes,omitempty"`
 	Network     Network           `json:"network,omitzero"`
+	Secrets     []string          `json:"secrets,omitempty"` // names of those its requests leave with
+	// Authority that it trusts, so that requests can be looked into: the id of
+	// the first of its ancestors that had one, or its own. The server's to set.
+	Authority string `json:"authority,omitempty"`
 }
 
 // State of a sandbox. Transitions only go down the list.

@@ -203,7 +203,11 @@ func (s *Server) create(ctx context.Context, spec sandbox.Spec, idem store.Idemp
 	if err := probe.Validate(s.cfg.Limits); err != nil {
 		return sandbox.Sandbox{}, 0, err
 	}
-	if err := validateNetwork("spec.network", probe.Network.WithDefault(s.cfg.Defaults.Network)); err != nil {
+	network := probe.Network
+	if spec.Snapshot != "" || spec.Template != "" {
+		network.Record = nil // whether there is anything to record is the snapshot's to say
+	}
+	if err := validateNetwork("spec.network", network.WithDefault(s.cfg.Defaults.Network)); err != nil {
 		return sandbox.Sandbox{}, 0, err
 	}
 	resolving, cancel := context.WithTimeout(context.WithoutCancel(ctx), prepareTimeout)

@@ -4,13 +4,17 @@ import (
 	"context"
 	"net/netip"
 
+	"github.com/cove-sandbox/cove/egress/tape"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // fakeNetworks remembers what was set.
 type fakeNetworks struct {
-	networks map[string]sandbox.NetworkStatus
+	networks   map[string]sandbox.NetworkStatus
+	recordings *tape.Library // a real one: it is files and nothing more
 }
+
+func (n *fakeNode) Recordings() RecordingSet { return n.recordings }
 
 func (n *fakeNode) SetNetwork(_ context.Context, id string, s sandbox.Network) (int64, error) {
 	if _, err := n.find(id); err != nil {

@@ -25,6 +25,7 @@ type fakeNode struct {
 	onBulk   func(op guest.BulkOp) error // before anything is moved
 
 	fakeNetworks // guarded by mu
+	fakeSecrets
 
 	lib   *fakeLibrary
 	ended chan string

@@ -43,6 +43,7 @@ func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.Fork
 	}
 	defer release()
 
+	b.spec.Network.Record = nil // one tape is one sandbox's
 	b.spec.Labels, b.spec.Env = over(b.spec.Labels, m.Labels), over(b.spec.Env, m.Env)
 	if m.Timeout != nil {
 		b.spec.Timeout = timeout

@@ -124,8 +124,23 @@ func (g *guard) own(ctx context.Context, sb sandbox.Sandbox) (sandbox.Sandbox, e
 		}
 		sb.Spec.Volumes = mounts
 	}
+	if r := sb.Spec.Network.Replay; r != nil {
+		if err := g.mayReplay(store.In(ctx, sb.Tenant), r.Recording); err != nil {
+			return sb, err
+		}
+	}
 	g.owners.put(sb.ID, sb.Tenant)
 	return sb, nil
+}
+
+// mayReplay is nil if a recording is in the scope of ctx.
+func (g *guard) mayReplay(ctx context.Context, id string) error {
+	set := g.Recordings()
+	if set == nil {
+		return noRecordings(g)
+	}
+	_, err := set.Get(ctx, id)
+	return err
 }
 
 func (g *guard) Reset(ctx context.Context, id string) (int64, time.Duration, error) {
@@ -146,7 +161,30 @@ func (g *guard) SetNetwork(ctx context.Context, id string, n sandbox.Network) (i
 	if err := g.may(ctx, id); err != nil {
 		return 0, err
 	}
+	if n.Replay != nil {
+		if err := g.mayReplay(ctx, n.Replay.Recording); err != nil {
+			return 0, err
+		}
+	}
 	return g.node.SetNetwork(ctx, id, n)
+}
+
+func (g *guard) PutSecrets(ctx context.Context, tenant string, secrets []sandbox.Secret) error {
+	scope := store.ScopeOf(ctx)
+	if err := scope.Check(); err != nil {
+		return err
+	}
+	if !scope.Sees(tenant) {
+		return &sandbox.Error{Class: sandbox.Internal, Op: "server.guard", Msg: "secrets for another tenant"}
+	}
+	return g.node.PutSecrets(ctx, tenant, secrets)
+}
+
+func (g *guard) UseSecrets(ctx context.Context, id string, names []string) (string, error) {
+	if err := g.may(ctx, id); err != nil {
+		return "", err
+	}
+	return g.node.UseSecrets(ctx, id, names)
 }
 
 func (g *guard) NetworkStatus(ctx context.Context, id string, flows int) (sandbox.NetworkStatus, error) {
@@ -267,6 +305,13 @@ func (g *guard) Litter() bool                                             { retu
 func (g *guard) Volumes() VolumeSet {
 	if v := g.node.Volumes(); v != nil {
 		return tenantVolumes{v}
+	}
+	return nil
+}
+
+func (g *guard) Recordings() RecordingSet {
+	if r := g.node.Recordings(); r != nil {
+		return tenantRecordings{r}
 	}
 	return nil
 }

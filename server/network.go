@@ -58,6 +58,9 @@ func (s sandboxService) SetNetwork(ctx context.Context, r *connect.Request[covev
 	// A caller that leaves does not leave the two records apart.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
+	if n, err = s.changeTape(ctx, id, n); err != nil {
+		return nil, err
+	}
 	generation, err := s.node.SetNetwork(ctx, id, n)
 	if err != nil {
 		return nil, s.explain(ctx, id, err)
@@ -90,15 +93,21 @@ func (s sandboxService) GetNetwork(ctx context.Context, r *connect.Request[covev
 	for _, f := range st.Flows {
 		out.Flows = append(out.Flows, wire.NetworkFlow(f))
 	}
+	if st.Recording != nil {
+		out.Recording = wire.Recording(*st.Recording)
+	}
+	if st.Replay != nil {
+		out.Replay = wire.ReplayStatus(*st.Replay)
+	}
 	return connect.NewResponse(out), nil
 }
 
-// denied counts what the policy of a sandbox denied so far; 0 if that cannot be
-// told, for it is only informative.
-func (s *Server) denied(ctx context.Context, id string) int64 {
+// refused counts what the policy of a sandbox denied so far, and what its replay
+// had no answer for; 0 if that cannot be told, for it is only informative.
+func (s *Server) refused(ctx context.Context, id string) (denied, missed int64) {
 	st, err := s.node.NetworkStatus(ctx, id, 0)
 	if err != nil {
-		return 0
+		return 0, 0
 	}
-	return st.Denied
+	return st.Denied, st.Missed
 }

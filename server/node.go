@@ -51,6 +51,7 @@ type Node interface {
 
 	StateNode
 	NetworkNode
+	SecretNode
 }
 
 // Capacity is what a node has and has given out.

@@ -53,6 +53,8 @@ type StateNode interface {
 
 	// Volumes of the node; nil where it can have none.
 	Volumes() VolumeSet
+	// Recordings of the node; nil where it keeps none.
+	Recordings() RecordingSet
 }
 
 // SnapshotRequest is what to take.

@@ -84,9 +84,11 @@ func inherit(spec sandbox.Spec, snap sandbox.Snapshot) sandbox.Spec {
 	if snap.Kind == sandbox.MemorySnapshot && len(spec.Volumes) == 0 {
 		spec.Volumes = from.Volumes
 	}
-	if spec.Network.IsZero() {
-		spec.Network = from.Network
+	spec.Network = spec.Network.From(from.Network)
+	if len(spec.Secrets) == 0 {
+		spec.Secrets = from.Secrets
 	}
+	spec.Authority = from.Authority
 	return spec
 }
 
@@ -236,6 +238,11 @@ type birth struct {
 // bear makes a sandbox within its tenant's quota. Where the node is full it waits
 // its turn, if the server is told to let creates wait.
 func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sb sandbox.Sandbox, took time.Duration, err error) {
+	if len(b.spec.Secrets) > 0 {
+		if err := s.checkSecrets(ctx, "spec.secrets", b.spec.Secrets, b.spec.Network); err != nil {
+			return sb, 0, err
+		}
+	}
 	tenant := store.ScopeOf(ctx).Tenant()
 	back, q, err := s.admit(ctx, tenant, b.spec.Resources)
 	if err != nil {
@@ -279,8 +286,15 @@ func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) 
 
 		NetworkGeneration: 1,
 	}
+	if len(sb.Spec.Secrets) > 0 && sb.Spec.Authority == "" {
+		sb.Spec.Authority = sb.ID
+	}
 	if b.spec.Timeout > 0 {
 		sb.ExpiresAt = now.Add(b.spec.Timeout)
+	}
+	var err error
+	if sb.Spec.Network, err = s.tapeOf(ctx, "spec.network", sb.Spec.Network); err != nil {
+		return sandbox.Sandbox{}, 0, err
 	}
 	defer s.creates.begin(sb.ID)()
 

@@ -152,7 +152,7 @@ func (s *Server) stream(ctx context.Context, id string, out *connect.ServerStrea
 	defer release()
 	resets := s.ends.resetCount(id)
 	began := time.Now()
-	denied := s.denied(ctx, id)
+	denied, missed := s.refused(ctx, id)
 	p := newPump(out.Send, batchFrom(ctx), s.cfg.KeepAlive)
 	err = p.run(ctx, func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error { return follow(ctx, g, sink) })
 	switch {
@@ -163,7 +163,8 @@ func (s *Server) stream(ctx context.Context, id string, out *connect.ServerStrea
 			p.batch.release(true) // the output need not wait with it
 		}
 		end := s.correctEnd(ctx, id, resets, *p.end)
-		end.EgressDenied = max(0, s.denied(ctx, id)-denied)
+		nowDenied, nowMissed := s.refused(ctx, id)
+		end.EgressDenied, end.ReplayMissed = max(0, nowDenied-denied), max(0, nowMissed-missed)
 		return p.finish(end)
 	case err == nil:
 		err = &sandbox.Error{Class: sandbox.Unavailable, Msg: "the stream ended before the process", Hint: "attach again by its exec_id"}

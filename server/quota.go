@@ -195,6 +195,11 @@ func (s *Server) admitSnapshot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	recordings, err := s.recordingBytes(ctx)
+	if err != nil {
+		return err
+	}
+	n += recordings
 	return quota.Snapshot(q, quota.Usage{SnapshotBytes: n})
 }
 

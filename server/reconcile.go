@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/cove-sandbox/cove/sandbox"
@@ -39,6 +40,9 @@ func (s *Server) reconcile(ctx context.Context) error {
 	live := make(map[string]sandbox.Sandbox, len(list))
 	for _, sb := range list {
 		live[sb.ID] = sb
+	}
+	if err := s.handOverAll(ctx, list); err != nil {
+		return err
 	}
 	ends, err := s.node.Ends(ctx)
 	if err != nil {
@@ -111,12 +115,13 @@ func (s *Server) reconcile(ctx context.Context) error {
 const reconcileWidth = 32
 
 // keep brings the record of a live sandbox and the node's idea of it together.
-// The node knows the episode, the image and the network, because a reset, a
-// restore or another policy happens there first. The store knows the expiry, because SetTimeout writes there first.
+// The node knows the episode, the image, the network and the secrets, because a
+// reset, a restore or another policy happens there first. The store knows the expiry, because SetTimeout writes there first.
 func (s *Server) keep(ctx context.Context, rec, on sandbox.Sandbox) error {
 	otherImage := on.ImageID != "" && on.ImageID != rec.ImageID
 	otherNetwork := on.NetworkGeneration != rec.NetworkGeneration
-	if rec.State != sandbox.Running || rec.Episode != on.Episode || otherImage || otherNetwork {
+	otherSecrets := !slices.Equal(on.Spec.Secrets, rec.Spec.Secrets) || on.Spec.Authority != rec.Spec.Authority
+	if rec.State != sandbox.Running || rec.Episode != on.Episode || otherImage || otherNetwork || otherSecrets {
 		_, err := s.store.UpdateSandbox(ctx, rec.ID, func(sb *sandbox.Sandbox) error {
 			// An ending that the old server never finished: whoever asked for it asks again.
 			sb.State, sb.Episode = sandbox.Running, on.Episode
@@ -126,6 +131,7 @@ func (s *Server) keep(ctx context.Context, rec, on sandbox.Sandbox) error {
 			if otherNetwork {
 				sb.Spec.Network, sb.NetworkGeneration = on.Spec.Network, on.NetworkGeneration
 			}
+			sb.Spec.Secrets, sb.Spec.Authority = on.Spec.Secrets, on.Spec.Authority
 			return nil
 		})
 		if err != nil {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -52,6 +53,7 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 		sb, err = s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
 			sb.Episode, sb.ImageID, sb.Lineage = max(sb.Episode, episode), o.img.ID, o.lineage
 			sb.Spec.Image = snap.Spec.Image
+			sb.Spec.Authority = cmp.Or(snap.Spec.Authority, sb.Spec.Authority) // as the node does
 			return nil
 		})
 		return err

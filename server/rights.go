@@ -35,6 +35,7 @@ var classes = map[string]sandbox.Role{
 	"Sandboxes/Fork":        sandbox.DeveloperRole,
 	"Sandboxes/Restore":     sandbox.DeveloperRole,
 	"Sandboxes/SetNetwork":  sandbox.DeveloperRole,
+	"Sandboxes/SetSecrets":  sandbox.DeveloperRole,
 
 	"Processes/Start":      sandbox.DeveloperRole,
 	"Processes/Attach":     sandbox.ReadonlyRole, // reads output
@@ -72,10 +73,17 @@ var classes = map[string]sandbox.Role{
 	"Volumes/Snapshot":   sandbox.DeveloperRole,
 	"Volumes/RemoveFile": sandbox.DeveloperRole,
 
+	"Recordings/Delete": sandbox.DeveloperRole,
+
 	"Ports/Url":       sandbox.DeveloperRole,
 	"Ports/Set":       sandbox.DeveloperRole,
 	"Ports/WaitReady": sandbox.DeveloperRole,
 	"Ports/SignSsh":   sandbox.DeveloperRole,
+
+	// Who may say which hosts a secret goes to can have it sent to himself.
+	"Secrets/Create": sandbox.AdminRole,
+	"Secrets/Update": sandbox.AdminRole,
+	"Secrets/Delete": sandbox.AdminRole,
 
 	"Keys/Create": sandbox.AdminRole,
 	"Keys/List":   sandbox.AdminRole,
@@ -92,15 +100,17 @@ var classes = map[string]sandbox.Role{
 
 // routeNeeds are those of the plain routes, by their pattern.
 var routeNeeds = map[string]need{
-	"GET /v1/sandboxes/{id}/files":   {sandbox.ReadonlyRole, "files"},
-	"PUT /v1/sandboxes/{id}/files":   {sandbox.DeveloperRole, "files"},
-	"GET /v1/sandboxes/{id}/tar":     {sandbox.ReadonlyRole, "files"},
-	"PUT /v1/sandboxes/{id}/tar":     {sandbox.DeveloperRole, "files"},
-	"GET /v1/sandboxes/{id}/connect": {sandbox.DeveloperRole, "ports"},
-	"PUT /v1/images":                 {sandbox.DeveloperRole, "images"},
-	"GET /v1/snapshots/{id}/tar":     {sandbox.ReadonlyRole, "snapshots"},
-	"GET /v1/volumes/{id}/files":     {sandbox.ReadonlyRole, "volumes"},
-	"PUT /v1/volumes/{id}/files":     {sandbox.DeveloperRole, "volumes"},
+	"GET /v1/sandboxes/{id}/files":    {sandbox.ReadonlyRole, "files"},
+	"PUT /v1/sandboxes/{id}/files":    {sandbox.DeveloperRole, "files"},
+	"GET /v1/sandboxes/{id}/tar":      {sandbox.ReadonlyRole, "files"},
+	"PUT /v1/sandboxes/{id}/tar":      {sandbox.DeveloperRole, "files"},
+	"GET /v1/sandboxes/{id}/connect":  {sandbox.DeveloperRole, "ports"},
+	"PUT /v1/images":                  {sandbox.DeveloperRole, "images"},
+	"GET /v1/snapshots/{id}/tar":      {sandbox.ReadonlyRole, "snapshots"},
+	"GET /v1/recordings/{id}/archive": {sandbox.ReadonlyRole, "recordings"},
+	"PUT /v1/recordings":              {sandbox.DeveloperRole, "recordings"},
+	"GET /v1/volumes/{id}/files":      {sandbox.ReadonlyRole, "volumes"},
+	"PUT /v1/volumes/{id}/files":      {sandbox.DeveloperRole, "volumes"},
 }
 
 // rights is what every Connect procedure needs; those that are in the protos

@@ -433,7 +433,7 @@ func scenarios() []scenario {
 	} {
 		add(tc.proc, tc.name, ctxCall(func(ctx context.Context, w *world) error { _, err := tc.f(ctx, w); return err }), tc.want, tc.field, "")
 	}
-	return append(append(list, stateScenarios()...), networkScenarios()...)
+	return append(append(append(list, stateScenarios()...), networkScenarios()...), recordingScenarios()...)
 }
 
 func stream2[A any](open func(context.Context, *world) (*connect.ServerStreamForClient[A], error)) func(context.Context, *world) (any, error) {

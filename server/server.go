@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 )
@@ -29,6 +30,9 @@ type Config struct {
 
 	Limits   sandbox.Limits   // what a spec may ask for
 	Defaults sandbox.Defaults // what it gets where it asks for nothing
+
+	// SecretKeys seal the values of secrets in the store; nil = there can be none.
+	SecretKeys *cas.Keyring
 
 	// AuditRetention is how long entries of the audit log are kept; 90 days.
 	AuditRetention time.Duration
@@ -95,6 +99,9 @@ type Server struct {
 	content  contentBook
 	prepares prepareBook
 
+	secrets secretBook
+	vault   vault
+
 	rights *rights
 	audit  auditor
 	quotas quotaBook
@@ -109,7 +116,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, rights: newRights()}
+	s := &Server{cfg: cfg, log: cfg.Logger, rights: newRights(), vault: vault{cfg.SecretKeys}}
 	s.store = counted{cfg.Store, &s.ledger, &s.room}
 	s.node = newGuard(cfg.Node, s.store)
 	s.ledger.init()

@@ -41,6 +41,7 @@ func (w *world) addState() {
 	if _, err := w.node.volumeSet.Create(w.Context(), sandbox.Volume{ID: "vol1", Name: "data", Size: sandbox.GiB}); err != nil {
 		w.Fatal(err)
 	}
+	w.tape(sandbox.DefaultTenant, "rec1", "web", "http://a.test/")
 	if _, err := w.node.volumeSet.WriteFile(w.Context(), "data", "/f", strings.NewReader("content"), 0); err != nil {
 		w.Fatal(err)
 	}

@@ -71,7 +71,12 @@ func (s *Server) usage(ctx context.Context, tenant string) (quota.Usage, error) 
 		return used, err
 	}
 	used.Disk += volumes
+	recordings, err := s.recordingBytes(ctx)
+	if err != nil {
+		return used, err
+	}
 	used.SnapshotBytes, err = s.store.SnapshotBytes(ctx)
+	used.SnapshotBytes += recordings
 	return used, err
 }
 
@@ -121,7 +126,20 @@ func (s tenantService) Delete(ctx context.Context, r *connect.Request[covev1.Del
 				Hint: "delete them first, with a key of the tenant"}
 		}
 	}
+	if set := s.node.Recordings(); set != nil {
+		recs, err := set.List(store.In(ctx, tn.ID))
+		if err != nil {
+			return nil, err
+		}
+		if len(recs) > 0 {
+			return nil, &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("tenant %s has %d recordings", tn.Name, len(recs)),
+				Hint: "delete them first, with a key of the tenant"}
+		}
+	}
 	err = s.store.DeleteTenant(asServer(ctx), tn.ID)
+	if err == nil {
+		err = s.node.PutSecrets(asServer(ctx), tn.ID, nil)
+	}
 	s.keys.forgetTenant(tn.ID)
 	s.quotas.forget(tn.ID)
 	s.images.invalidate()

@@ -31,6 +31,7 @@ type shared struct {
 	box, image string
 	snap       map[string]string // by kind
 	vol, keyID string
+	rec        string
 }
 
 func (s *shared) tenant(name string) {
@@ -128,6 +129,8 @@ func newShared(t *testing.T, change ...func(*Config)) *shared {
 	if resp, body := s.as("red", "PUT", "/v1/volumes/data/files?path=/redfile", strings.NewReader("redsecret")); resp.StatusCode != 200 {
 		t.Fatal(body)
 	}
+	s.rec = "rectape"
+	s.tape(s.tenants["red"], s.rec, "redtape", "http://redhost.test/redsecret")
 	s.keys["reader"] = s.key(s.red, &covev1.CreateKeyRequest{Name: "reader", Role: "readonly"})
 	return s
 }
@@ -266,6 +269,8 @@ func (s *shared) fingerprint() string {
 		}
 		vs.mu.Unlock()
 	}
+	out["recordings"], err = s.node.recordings.List(ctx)
+	check(err)
 	b, err := json.Marshal(out)
 	check(err)
 	return string(b)
@@ -281,7 +286,9 @@ type attack struct{ msg, want string }
 var attacks = map[string][]attack{
 	"Sandboxes/Create": {{`{"spec":{"snapshot":"$MEM"}}`, "not_found"}, {`{"spec":{"snapshot":"red-memory"}}`, "not_found"}, {`{"spec":{"snapshot":"$FS"}}`, "not_found"},
 		{`{"spec":{"template":"redpy"}}`, "not_found"}, {`{"spec":{"template":"redpy@1"}}`, "not_found"}, {`{"spec":{"image":"mine"}}`, "image_not_found"},
-		{`{"spec":{"image":"$IMAGE"}}`, "image_not_found"}, {`{"spec":{"volumes":[{"volume":"data","path":"/d"}]}}`, "not_found"}, {`{"spec":{"volumes":[{"volume":"$VOL","path":"/d"}]}}`, "not_found"}},
+		{`{"spec":{"image":"$IMAGE"}}`, "image_not_found"}, {`{"spec":{"volumes":[{"volume":"data","path":"/d"}]}}`, "not_found"}, {`{"spec":{"volumes":[{"volume":"$VOL","path":"/d"}]}}`, "not_found"},
+		{`{"spec":{"network":{"replay":{"recording":"redtape"}}}}`, "not_found"}, {`{"spec":{"network":{"replay":{"recording":"$REC"}}}}`, "not_found"},
+		{`{"spec":{"network":{"mode":"public","record":{"id":"$REC"}}}}`, "invalid_argument"}},
 	"Sandboxes/Get":         {{`{"id":"$BOX"}`, "not_found"}},
 	"Sandboxes/List":        {{`{}`, "own"}, {`{"labels":{"run":"redrun"}}`, "own"}, {`{"states":["SANDBOX_STATE_RUNNING","SANDBOX_STATE_ENDED"]}`, "own"}},
 	"Sandboxes/SetTimeout":  {{`{"id":"$BOX","timeout":"60s"}`, "not_found"}},
@@ -292,10 +299,11 @@ var attacks = map[string][]attack{
 	"Sandboxes/Pause":       {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$BOX","cold":true}`, "not_found"}},
 	"Sandboxes/Resume":      {{`{"id":"$BOX"}`, "not_found"}},
 	"Sandboxes/Fork":        {{`{"id":"$BOX","count":1}`, "not_found"}, {`{"snapshot":"$MEM","count":1}`, "not_found"}, {`{"snapshot":"red-filesystem","count":1}`, "not_found"}},
-	"Sandboxes/SetNetwork":  {{`{"id":"$BOX","network":{"mode":"public"}}`, "not_found"}},
-	"Sandboxes/GetNetwork":  {{`{"id":"$BOX"}`, "not_found"}},
-	"Sandboxes/Restore":     {{`{"id":"$BOX","snapshot":"$MEM"}`, "not_found"}, {`{"id":"$OWN","snapshot":"$MEM"}`, "not_found"}, {`{"id":"$BOX","snapshot":"$OWNSNAP"}`, "not_found"}},
-	"Sandboxes/Tree":        {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$MEM"}`, "not_found"}, {`{"id":"red-memory"}`, "not_found"}},
+	"Sandboxes/SetNetwork": {{`{"id":"$BOX","network":{"mode":"public"}}`, "not_found"}, {`{"id":"$OWN","network":{"replay":{"recording":"redtape"}}}`, "not_found"},
+		{`{"id":"$OWN","network":{"replay":{"recording":"$REC"}}}`, "not_found"}, {`{"id":"$OWN","network":{"mode":"public","record":{"id":"$REC"}}}`, "invalid_argument"}},
+	"Sandboxes/GetNetwork": {{`{"id":"$BOX"}`, "not_found"}},
+	"Sandboxes/Restore":    {{`{"id":"$BOX","snapshot":"$MEM"}`, "not_found"}, {`{"id":"$OWN","snapshot":"$MEM"}`, "not_found"}, {`{"id":"$BOX","snapshot":"$OWNSNAP"}`, "not_found"}},
+	"Sandboxes/Tree":       {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$MEM"}`, "not_found"}, {`{"id":"red-memory"}`, "not_found"}},
 
 	"Processes/Start":      {{`{"sandboxId":"$BOX","process":{"command":"cat /redfile"}}`, "not_found"}},
 	"Processes/Attach":     {{`{"sandboxId":"$BOX","execId":"proc"}`, "not_found"}},
@@ -336,6 +344,10 @@ var attacks = map[string][]attack{
 	"Templates/List":   {{`{}`, "own"}, {`{"name":"redpy"}`, "not_found"}},
 	"Templates/Delete": {{`{"name":"redpy"}`, "not_found"}, {`{"name":"redpy@1"}`, "not_found"}},
 
+	"Recordings/Get":    {{`{"name":"redtape","exchanges":10}`, "not_found"}, {`{"name":"$REC","exchanges":10}`, "not_found"}},
+	"Recordings/List":   {{`{}`, "own"}},
+	"Recordings/Delete": {{`{"name":"redtape"}`, "not_found"}, {`{"name":"$REC"}`, "not_found"}},
+
 	"Volumes/Create":     {{`{"name":"data.$REDID_","size":"67108864"}`, "invalid_argument"}},
 	"Volumes/Get":        {{`{"name":"data"}`, "not_found"}, {`{"name":"$VOL"}`, "not_found"}},
 	"Volumes/List":       {{`{}`, "own"}},
@@ -369,15 +381,17 @@ var attacks = map[string][]attack{
 
 // routeAttacks are the same for the plain routes, by pattern.
 var routeAttacks = map[string][]attack{
-	"GET /v1/sandboxes/{id}/files":   {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
-	"PUT /v1/sandboxes/{id}/files":   {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
-	"GET /v1/sandboxes/{id}/tar":     {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
-	"PUT /v1/sandboxes/{id}/tar":     {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
-	"GET /v1/sandboxes/{id}/connect": {{"/v1/sandboxes/$BOX/connect?port=80", "not_found"}},
-	"PUT /v1/images":                 {{"/v1/images?name=base&shared=true", "permission_denied"}},
-	"GET /v1/snapshots/{id}/tar":     {{"/v1/snapshots/$FS/tar", "not_found"}, {"/v1/snapshots/red-filesystem/tar", "not_found"}},
-	"GET /v1/volumes/{id}/files":     {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
-	"PUT /v1/volumes/{id}/files":     {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
+	"GET /v1/sandboxes/{id}/files":    {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
+	"PUT /v1/sandboxes/{id}/files":    {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
+	"GET /v1/sandboxes/{id}/tar":      {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
+	"PUT /v1/sandboxes/{id}/tar":      {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
+	"GET /v1/sandboxes/{id}/connect":  {{"/v1/sandboxes/$BOX/connect?port=80", "not_found"}},
+	"PUT /v1/images":                  {{"/v1/images?name=base&shared=true", "permission_denied"}},
+	"GET /v1/snapshots/{id}/tar":      {{"/v1/snapshots/$FS/tar", "not_found"}, {"/v1/snapshots/red-filesystem/tar", "not_found"}},
+	"GET /v1/recordings/{id}/archive": {{"/v1/recordings/redtape/archive", "not_found"}, {"/v1/recordings/$REC/archive?format=har", "not_found"}},
+	"PUT /v1/recordings":              {{"/v1/recordings?name=redtape", "invalid_argument"}},
+	"GET /v1/volumes/{id}/files":      {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
+	"PUT /v1/volumes/{id}/files":      {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
 }
 
 // methods is every method of the API that is linked in, from the registry: a new
@@ -398,7 +412,7 @@ func methods() map[string]protoreflect.MethodDescriptor {
 
 func (s *shared) fill(msg string, own map[string]string) string {
 	pairs := []string{"$BOX", s.box, "$MEM", s.snap["memory"], "$FS", s.snap["filesystem"], "$DIR", s.snap["directory"], "$IMAGE", s.image,
-		"$VOL", s.vol, "$KEY", s.keyID, "$REDID", s.tenants["red"]}
+		"$VOL", s.vol, "$REC", s.rec, "$KEY", s.keyID, "$REDID", s.tenants["red"]}
 	for k, v := range own {
 		pairs = append([]string{k, v}, pairs...)
 	}
@@ -441,7 +455,7 @@ func TestForeignKeyReachesNothing(t *testing.T) {
 	// Pruning blue's own snapshots is blue's right: out of the way before.
 	before := s.fingerprint()
 
-	red := []string{"redsecret", "redrun", "redpy", "red-", "redfile", "reader", s.box, s.image, s.vol, s.keyID, s.tenants["red"],
+	red := []string{"redsecret", "redrun", "redpy", "red-", "redfile", "reader", s.box, s.image, s.vol, s.rec, "redtape", "redhost", s.keyID, s.tenants["red"],
 		s.snap["memory"], s.snap["filesystem"], s.snap["directory"], tpl.Snapshot}
 	leaks := func(what, sent, got string) {
 		t.Helper()
@@ -641,13 +655,18 @@ func TestGuardFailsClosed(t *testing.T) {
 			_, err := g.CreateFrom(ctx, sandbox.Sandbox{ID: "x"}, sandbox.Image{}, sandbox.Snapshot{})
 			return err
 		},
-		"Kill":    func() error { return g.Kill(ctx, id, sandbox.End{}) },
-		"Guest":   func() error { _, _, err := g.Guest(ctx, id); return err },
-		"Stats":   func() error { _, err := g.Stats(ctx, id); return err },
-		"Reset":   func() error { _, _, err := g.Reset(ctx, id); return err },
-		"Live":    func() error { _, err := g.Live(ctx); return err },
-		"Collect": func() error { _, err := g.Collect(ctx, nil); return err },
-		"AckEnd":  func() error { return g.AckEnd(ctx, id) },
+		"Kill":       func() error { return g.Kill(ctx, id, sandbox.End{}) },
+		"Guest":      func() error { _, _, err := g.Guest(ctx, id); return err },
+		"Stats":      func() error { _, err := g.Stats(ctx, id); return err },
+		"Reset":      func() error { _, _, err := g.Reset(ctx, id); return err },
+		"Live":       func() error { _, err := g.Live(ctx); return err },
+		"Collect":    func() error { _, err := g.Collect(ctx, nil); return err },
+		"AckEnd":     func() error { return g.AckEnd(ctx, id) },
+		"Recordings": func() error { _, err := g.Recordings().List(ctx); return err },
+		"Recording": func() error {
+			_, err := g.Recordings().Import(ctx, sandbox.Recording{ID: "x"}, strings.NewReader(""))
+			return err
+		},
 		"Volumes": func() error { _, err := g.Volumes().List(ctx); return err },
 		"Volume":  func() error { _, err := g.Volumes().Create(ctx, sandbox.Volume{Name: "x"}); return err },
 	} {

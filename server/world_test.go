@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/egress/tape"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 	"github.com/cove-sandbox/cove/store/sqlite"
@@ -167,6 +168,10 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	}
 	t.Cleanup(func() { _ = st.Close() })
 	w := &world{TB: t, node: newFakeNode(), store: &faultyStore{Store: st, fail: map[string]error{}}, log: &syncBuffer{}}
+	if w.node.recordings, err = tape.OpenLibrary(tape.Config{Dir: t.TempDir()}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.node.recordings.Close() })
 	cfg := Config{Store: w.store, Node: w.node, Version: "test",
 		Logger: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	for _, f := range change {

@@ -1,5 +1,5 @@
 // Package store is the contract of Cove's durable record: sandboxes and their
-// ends, snapshots and templates, images' names, API keys and idempotency keys. Package storetest holds
+// ends, snapshots and templates, images' names, secrets, API keys and idempotency keys. Package storetest holds
 // the suite every implementation passes; sqlite is the default one.
 //
 // A method that changes something returns only when the change is durable.
@@ -27,6 +27,7 @@ type Store interface {
 	Templates
 	Tenants
 	Audit
+	Secrets
 	Close() error
 }
 

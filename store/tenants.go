@@ -49,7 +49,7 @@ type Tenants interface {
 	GetTenant(ctx context.Context, nameOrID string) (sandbox.Tenant, error)
 	ListTenants(ctx context.Context) ([]sandbox.Tenant, error) // by name
 	SetQuota(ctx context.Context, id string, q sandbox.Quota) (sandbox.Tenant, error)
-	// DeleteTenant forgets a tenant with its keys, names of images and ended
+	// DeleteTenant forgets a tenant with its keys, secrets, names of images and ended
 	// sandboxes. While it has live sandboxes, snapshots or templates it is
 	// sandbox.ErrPrecondition, which says what is left. The default one stays.
 	DeleteTenant(ctx context.Context, id string) error

@@ -54,8 +54,11 @@ type Client struct {
 	Snapshots covev1.SnapshotsClient
 	Templates covev1.TemplatesClient
 	Volumes   covev1.VolumesClient
-	Tenants   covev1.TenantsClient
-	Ports     covev1.PortsClient
+
+	Recordings covev1.RecordingsClient
+	Tenants    covev1.TenantsClient
+	Ports      covev1.PortsClient
+	Secrets    covev1.SecretsClient
 
 	url, key, agent string
 	rpc, bulk       *http.Client
@@ -93,8 +96,10 @@ func NewClient(url, key string, opts Options) *Client {
 	c.Snapshots = covev1.NewSnapshotsClient(c.rpc, c.url, o)
 	c.Templates = covev1.NewTemplatesClient(c.rpc, c.url, o)
 	c.Volumes = covev1.NewVolumesClient(c.rpc, c.url, o)
+	c.Recordings = covev1.NewRecordingsClient(c.rpc, c.url, o)
 	c.Tenants = covev1.NewTenantsClient(c.rpc, c.url, o)
 	c.Ports = covev1.NewPortsClient(c.rpc, c.url, o)
+	c.Secrets = covev1.NewSecretsClient(c.rpc, c.url, o)
 	return c
 }
 

@@ -115,7 +115,7 @@ func TestRoundTrips(t *testing.T) {
 		if s.ID != "" { // what stays on the server's side
 			s.Hidden, s.Tenant = true, "text"
 			s.Content = sandbox.Content{Manifest: "text", Size: s.Content.Size, Stored: s.Content.Stored, Same: "text", Base: "text", Image: "text",
-				Plain: "text", Needs: []string{"text", "text"}, Build: s.Content.Build}
+				Plain: "text", Needs: []string{"text", "text"}, Build: s.Content.Build, Replay: "text"}
 		}
 		return s
 	})

@@ -23,6 +23,12 @@ func Network(n sandbox.Network) *covev1.Network {
 	if n.Limits != (sandbox.NetworkLimits{}) {
 		p.Limits = &covev1.NetworkLimits{BytesPerSecond: n.Limits.BytesPerSecond, Connections: int32(n.Limits.Connections)}
 	}
+	if r := n.Record; r != nil {
+		p.Record = &covev1.NetworkRecord{Id: r.ID, Name: r.Name}
+	}
+	if r := n.Replay; r != nil {
+		p.Replay = &covev1.NetworkReplay{Recording: r.Recording, RepeatLast: r.RepeatLast, IgnoreQuery: r.IgnoreQuery, IgnoreBody: r.IgnoreBody, MatchHeaders: r.MatchHeaders}
+	}
 	return p
 }
 
@@ -31,6 +37,13 @@ func Network(n sandbox.Network) *covev1.Network {
 func NetworkFrom(p *covev1.Network) (sandbox.Network, error) {
 	n := sandbox.Network{Mode: sandbox.NetworkMode(p.GetMode()),
 		Limits: sandbox.NetworkLimits{BytesPerSecond: p.GetLimits().GetBytesPerSecond(), Connections: int(p.GetLimits().GetConnections())}}
+	if r := p.GetRecord(); r != nil {
+		n.Record = &sandbox.NetworkRecord{ID: r.GetId(), Name: r.GetName()}
+	}
+	if r := p.GetReplay(); r != nil {
+		n.Replay = &sandbox.NetworkReplay{Recording: r.GetRecording(), RepeatLast: r.GetRepeatLast(), IgnoreQuery: r.GetIgnoreQuery(),
+			IgnoreBody: r.GetIgnoreBody(), MatchHeaders: r.GetMatchHeaders()}
+	}
 	for i, r := range p.GetRules() {
 		sr := sandbox.NetworkRule{Action: sandbox.NetworkAction(r.GetAction()), CIDR: r.GetCidr(), Domain: r.GetDomain(), Protocol: sandbox.NetworkProtocol(r.GetProtocol())}
 		for j, q := range r.GetPorts() {

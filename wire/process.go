@@ -74,7 +74,7 @@ func ProcessSpecFrom(p *covev1.ProcessSpec) (sandbox.ProcessSpec, error) {
 }
 
 func ProcessEnd(e sandbox.ProcessEnd) *covev1.ProcessEnd {
-	return &covev1.ProcessEnd{End: End(e.End), OutputBytes: e.OutputBytes, Duration: durationpb.New(e.Duration), EgressDenied: e.EgressDenied}
+	return &covev1.ProcessEnd{End: End(e.End), OutputBytes: e.OutputBytes, Duration: durationpb.New(e.Duration), EgressDenied: e.EgressDenied, ReplayMissed: e.ReplayMissed}
 }
 
 func ProcessEndFrom(p *covev1.ProcessEnd) sandbox.ProcessEnd {
@@ -84,6 +84,7 @@ func ProcessEndFrom(p *covev1.ProcessEnd) sandbox.ProcessEnd {
 		Duration:    p.GetDuration().AsDuration(),
 
 		EgressDenied: p.GetEgressDenied(),
+		ReplayMissed: p.GetReplayMissed(),
 	}
 }
 

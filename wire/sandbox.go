@@ -112,6 +112,7 @@ func Spec(s sandbox.Spec) *covev1.SandboxSpec {
 		Template:    s.Template,
 		Volumes:     volumeMounts(s.Volumes),
 		Network:     Network(s.Network),
+		Secrets:     s.Secrets,
 	}
 }
 
@@ -148,6 +149,7 @@ func SpecFrom(s *covev1.SandboxSpec) (sandbox.Spec, error) {
 		Template:    s.Template,
 		Volumes:     volumeMountsFrom(s.Volumes),
 		Network:     network,
+		Secrets:     s.Secrets,
 	}, nil
 }
 

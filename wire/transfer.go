@@ -98,6 +98,29 @@ func (c *Client) DownloadVolumeFile(ctx context.Context, volume, path string) (b
 	return c.get(ctx, volumePath(volume), url.Values{"path": {path}}, "")
 }
 
+// ExportRecording opens the archive of a recording, or with har a HAR 1.2.
+func (c *Client) ExportRecording(ctx context.Context, nameOrID string, har bool) (io.ReadCloser, error) {
+	q := url.Values{}
+	if har {
+		q.Set("format", "har")
+	}
+	body, _, err := c.get(ctx, "/v1/recordings/"+url.PathEscape(nameOrID)+"/archive", q, "")
+	return body, err
+}
+
+// ImportRecording makes a recording of an archive. size -1 means unknown.
+func (c *Client) ImportRecording(ctx context.Context, name string, r io.Reader, size int64) (*covev1.Recording, error) {
+	q := url.Values{}
+	if name != "" {
+		q.Set("name", name)
+	}
+	var rec covev1.Recording
+	err := c.put(ctx, "/v1/recordings", q, r, size, func(b []byte) error {
+		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(b, &rec)
+	})
+	return &rec, err
+}
+
 func volumePath(name string) string { return "/v1/volumes/" + url.PathEscape(name) + "/files" }
 
 func sandboxPath(id, what string) string {

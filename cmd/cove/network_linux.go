@@ -10,8 +10,10 @@ import (
 
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/egress"
+	"github.com/cove-sandbox/cove/egress/authority"
 	"github.com/cove-sandbox/cove/egress/netns"
 	"github.com/cove-sandbox/cove/egress/proxy"
+	"github.com/cove-sandbox/cove/egress/tape"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -45,7 +47,30 @@ func openNetworks(c cli.ServeConfig, at places, driver runtime.Driver, log *slog
 	if err != nil {
 		return nil, &sandbox.Error{Class: sandbox.Precondition, Err: err, Hint: "--dns names the resolvers"}
 	}
-	return egress.Open(egress.Config{Dir: at.networks(), Upstream: up, Logger: log})
+	if up.Roots, err = egressRoots(c.EgressRoots); err != nil {
+		return nil, err
+	}
+	master, err := authority.Open(at.egressKey())
+	if err != nil {
+		return nil, err
+	}
+	return egress.Open(egress.Config{Dir: at.networks(), Upstream: up, Authorities: master, Logger: log})
+}
+
+func (p places) recordings() string { return filepath.Join(p.dir, "recordings") }
+
+// openRecordings keeps recordings as safe as the state of sandboxes.
+func openRecordings(c cli.ServeConfig, at places, log *slog.Logger) (*tape.Library, error) {
+	keys, err := stateKeys(c, at)
+	if err != nil {
+		return nil, err
+	}
+	return tape.OpenLibrary(tape.Config{Dir: at.recordings(), Node: nodeName(c), Logger: log, Sealer: func(id string) tape.Sealer {
+		if s := keys.Stream("recording " + id); s != nil {
+			return s
+		}
+		return nil
+	}})
 }
 
 // removeNetworks removes what a server that is not running left.

@@ -37,6 +37,7 @@ import (
 //	checkpoints/  such content as a kernel reads it, while one does
 //	volumes/  volumes
 //	tls/      the authority of --tls-self, and certificates of --tls-acme
+//	recordings/  HTTP traffic of sandboxes, to be replayed; encrypted with state.keys
 //	networks/  network namespaces of sandboxes, mounted
 type places struct{ dir string }
 

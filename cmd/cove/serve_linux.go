@@ -96,6 +96,12 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 		defer os.RemoveAll(state.Plain)
 	}
 
+	recordings, err := openRecordings(c, at, log)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, "recordings", recordings.Close) // after networks: what they cut is recorded so
+
 	networks, err := openNetworks(c, at, driver, log)
 	if err != nil {
 		return err
@@ -106,7 +112,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 
 	started := time.Now()
 	n, err := node.Open(ctx, node.Config{Dir: at.node(), Name: nodeName(c), Driver: driver, Images: library, Logger: log,
-		State: state, VolumeDir: at.volumes(), Networks: networks})
+		State: state, VolumeDir: at.volumes(), Networks: networks, Recordings: recordings})
 	if err != nil {
 		return explain(ctx, c, log, err)
 	}
@@ -116,10 +122,14 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	if err != nil {
 		return err
 	}
+	sealing, err := secretKeys(c, at)
+	if err != nil {
+		return err
+	}
 	defaults := sandbox.StandardDefaults()
 	defaults.Network = sandbox.NetworkMode(c.Network)
 	conf := server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Defaults: defaults,
-		Ports: gate, QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
+		Ports: gate, SecretKeys: sealing, QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
 	signer, err := openSSH(c, at)
 	if err != nil {
 		return err
@@ -216,6 +226,13 @@ func (n localNode) Guest(ctx context.Context, id string) (server.Guest, func(), 
 		return nil, nil, err // not a Guest holding a nil *guest.Client
 	}
 	return g, release, nil
+}
+
+func (n localNode) Recordings() server.RecordingSet {
+	if r := n.Node.Recordings(); r != nil {
+		return r
+	}
+	return nil
 }
 
 func (n localNode) Images() server.ImageLibrary { return n.library }

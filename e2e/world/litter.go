@@ -19,6 +19,7 @@ import (
 
 	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cas/local"
+	"github.com/cove-sandbox/cove/egress/tape"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/snapshot"
 	"github.com/cove-sandbox/cove/store"
@@ -53,6 +54,7 @@ func (w *World) AssertNoLitter(t testing.TB) {
 	a.networks()
 	a.images()
 	a.volumes()
+	a.recordings()
 	a.rest()
 	if len(a.litter) > 0 {
 		t.Errorf("nothing refers to, %d:\n  %s", len(a.litter), tail(strings.Join(a.litter, "\n  "), 4<<10))
@@ -165,6 +167,8 @@ func readJournal(t testing.TB, path string) map[string]entry {
 			Entry *entry           `json:"entry"`
 			Cold  *sandbox.Content `json:"cold"`
 			Needs []string         `json:"needs"`
+
+			Network *sandbox.Network `json:"network"`
 		}
 		if err := json.Unmarshal(rest[8:8+n], &r); err != nil {
 			t.Fatalf("%s: %v", path, err)
@@ -182,6 +186,8 @@ func readJournal(t testing.TB, path string) map[string]entry {
 			e.Cold = r.Cold
 		case r.Kind == "mounted":
 			e.Needs = r.Needs
+		case r.Kind == "network" && r.Network != nil:
+			e.Sandbox.Spec.Network = *r.Network
 		}
 		if ok {
 			live[r.ID] = e
@@ -353,9 +359,56 @@ func (a *audit) networks() {
 	}
 }
 
+// recordings are open only while a sandbox records, and replays are remembered
+// only of sandboxes that do.
+func (a *audit) recordings() {
+	records, replays := map[string]bool{}, map[string]bool{}
+	for id, e := range a.live {
+		if r := e.Sandbox.Spec.Network.Record; r != nil {
+			records[r.ID] = true
+		}
+		if r := e.Sandbox.Spec.Network.Replay; r != nil {
+			replays[tape.ReplayOf(id, r.Recording)+".at"] = true
+		}
+	}
+	for _, n := range a.names("recordings") {
+		id, isTape := strings.CutSuffix(n, ".tape")
+		if !isTape {
+			if !replays[n] {
+				a.found("recordings/%s", n)
+			}
+			continue
+		}
+		if err := a.tape(id, records[id]); err != nil {
+			a.t.Errorf("recordings/%s: %v", n, err)
+		}
+	}
+}
+
+func (a *audit) tape(id string, open bool) error {
+	f, err := os.Open(filepath.Join(a.w.Dir, "recordings", id+".tape"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	var sealer tape.Sealer
+	if s := a.w.opts.Keys.Stream("recording " + id); s != nil {
+		sealer = s
+	}
+	t, err := tape.Read(f, st.Size(), sealer)
+	if err == nil && !t.Finished() && !open {
+		a.found("recordings/%s.tape, which is open and nobody writes", id)
+	}
+	return err
+}
+
 // rest is what the other looks have no eye for: names at the top.
 func (a *audit) rest() {
-	known := []string{"key", "url", "cove.db", "cove.db-shm", "cove.db-wal", "images", "node", "gvisor", "state", "state.keys", "checkpoints", "volumes", "networks", "gateway.key"}
+	known := []string{"key", "url", "cove.db", "cove.db-shm", "cove.db-wal", "images", "node", "gvisor", "state", "state.keys", "checkpoints", "volumes", "networks", "egress.key", "secrets.key", "gateway.key", "recordings"}
 	for _, n := range a.names() {
 		if !slices.Contains(known, n) {
 			a.found("%s", n)

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -112,7 +113,7 @@ func (a *Attacker) Serve(t testing.TB, n sandbox.Network, generation int64) *pro
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := proxy.Open(ns, socks, a.World.Upstream(), p, generation, slog.New(slog.DiscardHandler))
+	b := proxy.Open(ns, socks, a.World.Upstream(), p, generation, nil, slog.New(slog.DiscardHandler))
 	t.Cleanup(func() { b.Close() })
 	a.Box = b
 	return b
@@ -221,6 +222,18 @@ func (a *Attacker) HTTPS(address, sni, host string, change ...func(*tls.Config))
 	}
 	b, _ := io.ReadAll(res.Body)
 	return string(b)
+}
+
+// Client reaches an address whatever the URL says, and trusts no certificates
+// but those in PEM.
+func (a *Attacker) Client(t testing.TB, address string, pem []byte) *http.Client {
+	t.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(pem)
+	tr := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return a.Dial("tcp", address) },
+		TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true, DisableCompression: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
 // UDP sends a datagram and waits for one.

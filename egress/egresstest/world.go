@@ -15,6 +15,7 @@ import (
 	"crypto/x509/pkix"
 	"fmt"
 	"io"
+	"log"
 	"maps"
 	"math/big"
 	"net"
@@ -111,7 +112,7 @@ func (w *World) Name(name string, addrs ...string) {
 
 // Upstream leaves into the world.
 func (w *World) Upstream() *proxy.Upstream {
-	return &proxy.Upstream{Dial: w.Dial, Resolvers: []netip.AddrPort{netip.MustParseAddrPort(DNS + ":53")},
+	return &proxy.Upstream{Dial: w.Dial, Roots: w.CA, Resolvers: []netip.AddrPort{netip.MustParseAddrPort(DNS + ":53")},
 		Host: func(a netip.Addr) bool { return a == netip.MustParseAddr(Host) }}
 }
 
@@ -237,6 +238,24 @@ func (w *World) serve(t testing.TB, addr string) {
 		go s.ActivateAndServe()
 		t.Cleanup(func() { s.Shutdown() })
 	}
+}
+
+// HTTPS serves a site of the test's own, HTTP/2 too, with the world's
+// certificate.
+func (w *World) HTTPS(t testing.TB, address string, h http.Handler) {
+	t.Helper()
+	l, err := w.Listen(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: h, TLSConfig: &tls.Config{Certificates: []tls.Certificate{w.key}}, ErrorLog: log.New(io.Discard, "", 0)}
+	t.Cleanup(func() { srv.Close() })
+	go srv.ServeTLS(l, "", "")
+}
+
+// TLS is a server's end of a connection, with the world's certificate.
+func (w *World) TLS(c net.Conn) *tls.Conn {
+	return tls.Server(c, &tls.Config{Certificates: []tls.Certificate{w.key}})
 }
 
 func (w *World) resolve(q *dns.Msg, at string) *dns.Msg {

@@ -30,6 +30,9 @@ func Compile(n sandbox.Network) (*Policy, error) {
 	default:
 		return nil, sandbox.InvalidField("network.mode", "%q is not none, public or rules", n.Mode)
 	}
+	if err := n.ValidateTape("network"); err != nil {
+		return nil, err
+	}
 	if len(n.Rules) > maxRules {
 		return nil, sandbox.InvalidField("network.rules", "%d rules; at most %d", len(n.Rules), maxRules)
 	}
@@ -108,7 +111,7 @@ func compile(i int, spec sandbox.NetworkRule) (rule, error) {
 		if r.protocol != sandbox.AnyProtocol && r.protocol != sandbox.TCP {
 			return r, sandbox.InvalidField(field(i, "protocol"), "%s carries no name that could be checked", r.protocol).WithHint("use a cidr")
 		}
-		r.domain, r.wildcard, err = domain(spec.Domain)
+		r.domain, r.wildcard, err = Domain(spec.Domain)
 		if err != nil {
 			err = sandbox.InvalidField(field(i, "domain"), "%q %v", spec.Domain, err)
 		}
@@ -172,8 +175,9 @@ func (r rule) key() string {
 	return fmt.Sprint(r.domain, r.wildcard, r.prefix, r.ports, r.protocol)
 }
 
-// domain checks the domain of a rule.
-func domain(s string) (name string, wildcard bool, err error) {
+// Domain checks a domain as rules have it: a name, or "*." and one. What it
+// returns is without that. The error says what the domain is or has.
+func Domain(s string) (name string, wildcard bool, err error) {
 	rest, wildcard := strings.CutPrefix(s, "*.")
 	switch {
 	case strings.Contains(rest, "*"):

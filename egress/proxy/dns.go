@@ -40,7 +40,11 @@ func (b *Box) answer(ctx context.Context, packet []byte, udp bool) []byte {
 	if err := q.Unpack(packet); err != nil || q.Response {
 		return nil
 	}
-	return pack(b.lookUp(ctx, q), q, udp)
+	r := b.lookUp(ctx, q)
+	if r.Rcode != dns.RcodeSuccess {
+		b.noteUnfound(q)
+	}
+	return pack(r, q, udp)
 }
 
 func (b *Box) reply(q *dns.Msg, rcode int) *dns.Msg {
@@ -60,6 +64,9 @@ func (b *Box) lookUp(ctx context.Context, q *dns.Msg) *dns.Msg {
 	question := q.Question[0]
 	name := policy.Name(question.Name)
 	f := policy.Flow{Name: name, Port: dnsPort, Protocol: dnsProtocol}
+	if r := b.replay(); r != nil {
+		return b.lookUpTape(q, f, r)
+	}
 	pol := b.current()
 	switch {
 	case name == "" || !pol.MayResolve(name):

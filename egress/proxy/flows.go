@@ -14,7 +14,7 @@ const flowsKept = 512
 
 // flowLog is a ring of what a sandbox tried last.
 type flowLog struct {
-	allowed, denied atomic.Int64
+	allowed, denied, missed atomic.Int64
 
 	mu   sync.Mutex
 	ring [flowsKept]*flow
@@ -32,9 +32,15 @@ type flow struct {
 func (l *flowLog) begin(f policy.Flow, v policy.Verdict) *flow {
 	e := &flow{is: sandbox.NetworkFlow{Start: time.Now(), Name: f.Name, Address: f.Addr, Port: f.Port, Protocol: f.Protocol,
 		Allowed: v.Allow, Rule: v.Rule, Reason: v.Reason}}
-	if v.Allow {
+	switch {
+	case v.Allow:
 		l.allowed.Add(1)
-	} else {
+	case v.Reason == reasonReplay: // denied as it was then
+		e.is.End = e.is.Start
+	case replayMissed(v.Reason):
+		l.missed.Add(1)
+		e.is.End = e.is.Start
+	default:
 		l.denied.Add(1)
 		e.is.End = e.is.Start
 	}

@@ -3,7 +3,8 @@ package proxy
 import (
 	"bufio"
 	"context"
-	"fmt"
+	"crypto/tls"
+	"errors"
 	"io"
 	"log"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/egress/tape"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -22,50 +24,82 @@ import (
 // denies. Other protocols get a connection that is reset.
 const headerDenied = "Cove-Egress"
 
-// serveHTTP speaks HTTP/1 with the sandbox, on both sides as itself: a request
-// is read to its end by the rules of net/http and written anew, so that the two
-// sides cannot disagree about where one ends and whom it is for. Each request is
-// decided by its own Host.
-func (b *Box) serveHTTP(p *passage, c *net.TCPConn, r *bufio.Reader, to netip.AddrPort) {
-	h := &httpBox{b: b, to: to}
+// serveHTTP speaks plain HTTP/1 with the sandbox.
+func (b *Box) serveHTTP(c *net.TCPConn, r *bufio.Reader, to netip.AddrPort) {
+	b.serve(&httpBox{b: b, to: to}, c, r, func(c net.Conn) net.Conn { return c })
+}
+
+const (
+	maxHeader     = 256 << 10 // of a request and of an answer
+	headerTimeout = 30 * time.Second
+	idleTimeout   = 5 * time.Minute // of a client between two requests
+	maxStreams    = 128             // under way on one connection of HTTP/2
+)
+
+// serve speaks HTTP with the sandbox, on both sides as itself: a request is read
+// to its end by the rules of net/http and written anew, so that the two sides
+// cannot disagree about where one ends and whom it is for. Each request is decided
+// by its own Host. wrap makes what is spoken on of the connection.
+func (b *Box) serve(h *httpBox, c *net.TCPConn, r *bufio.Reader, wrap func(net.Conn) net.Conn) {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(h.tls)
 	h.transport = &http.Transport{
-		DialContext: h.dial, DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: 30 * time.Second,
-		ResponseHeaderTimeout: 0, Protocols: new(http.Protocols),
+		DialContext: h.dial, DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: headerTimeout,
+		TLSHandshakeTimeout: dialTimeout, MaxResponseHeaderBytes: maxHeader, Protocols: protocols,
+		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: b.up.Roots},
 	}
-	h.transport.Protocols.SetHTTP1(true)
 	defer h.transport.CloseIdleConnections()
+	scheme := "http"
+	if h.tls {
+		scheme = "https"
+	}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
-			pr.Out.URL.Scheme = "http"
-			pr.Out.URL.Host = hostPort(requestName(pr.In), to.Port())
+			pr.Out.URL.Scheme = scheme
+			pr.Out.URL.Host = hostPort(requestName(pr.In), h.to.Port())
+			pr.Out.URL.RawQuery = pr.In.URL.RawQuery // as it is, semicolons and all
 			pr.Out.Host = pr.In.Host
 			if _, ok := pr.In.Header["User-Agent"]; !ok {
 				pr.Out.Header.Set("User-Agent", "")
 			}
 		},
-		Transport: h.transport, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
+		Transport: chained{b}, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if sandbox.ClassOf(err) == sandbox.Denied {
+			var miss *tape.MissError
+			switch {
+			case errors.As(err, &miss):
+				writeMiss(w, miss.Miss)
+			case sandbox.ClassOf(err) == sandbox.Denied:
 				deny(w, http.StatusForbidden, err.Error())
-				return
+			case errors.Is(err, errPending):
+				w.Header().Set(headerDenied, reasonPending)
+				w.Header().Set("Retry-After", "1")
+				http.Error(w, "cove: "+err.Error(), http.StatusServiceUnavailable)
+			default:
+				w.Header().Set(headerDenied, "failed")
+				http.Error(w, "cove: "+err.Error(), http.StatusBadGateway)
 			}
-			http.Error(w, "cove: "+err.Error(), http.StatusBadGateway)
 		},
 	}
 	done := make(chan struct{})
 	var once sync.Once
-	conn := &readConn{TCPConn: c, r: r, closed: func() { once.Do(func() { close(done) }) }}
+	conn := wrap(&readConn{TCPConn: c, r: r, closed: func() { once.Do(func() { close(done) }) }})
 	srv := &http.Server{
-		ReadHeaderTimeout: 30 * time.Second, MaxHeaderBytes: 256 << 10, ErrorLog: log.New(io.Discard, "", 0),
-		BaseContext: func(net.Listener) context.Context { return b.ctx },
+		ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ErrorLog: log.New(io.Discard, "", 0),
+		Protocols: protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		BaseContext: func(net.Listener) context.Context { return context.WithValue(b.ctx, connectionKey{}, h) },
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if why := h.check(r); why != "" {
+			if why := h.malformed(r); why != "" {
 				deny(w, http.StatusForbidden, why)
 				return
 			}
 			// net/http cancels a request when the client sends no more, which is
-			// no reason not to answer it.
-			ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+			// no reason not to answer it. A stream of HTTP/2 is canceled by name.
+			ctx, cancel := r.Context(), context.CancelFunc(func() {})
+			if r.ProtoMajor == 1 {
+				ctx, cancel = context.WithCancel(context.WithoutCancel(ctx))
+			}
 			defer cancel()
 			defer context.AfterFunc(b.ctx, cancel)()
 			proxy.ServeHTTP(w, r.WithContext(ctx))
@@ -74,10 +108,25 @@ func (b *Box) serveHTTP(p *passage, c *net.TCPConn, r *bufio.Reader, to netip.Ad
 	srv.Serve(&oneConn{conn: conn, done: done, addr: c.LocalAddr()}) // returns when the connection is closed
 }
 
+// httpBox is a connection of the sandbox that speaks HTTP.
 type httpBox struct {
 	b         *Box
 	to        netip.AddrPort
+	tls       bool // it was ended here, and requests go on with TLS
 	transport *http.Transport
+}
+
+// chained sends a request through the chain that is in force when it comes.
+type chained struct{ b *Box }
+
+func (c chained) RoundTrip(r *http.Request) (*http.Response, error) {
+	next, err := c.b.chain()
+	if err != nil {
+		return nil, err
+	}
+	res, err := next.RoundTrip(r)
+	c.b.noteReplay(r, err)
+	return res, err
 }
 
 // requestName is the name that a request is for; "" if it is an address.
@@ -89,31 +138,55 @@ func requestName(r *http.Request) string {
 	return policy.Name(host)
 }
 
-// check says why a request may not be made; "" if it may be tried.
-func (h *httpBox) check(r *http.Request) string {
-	name := requestName(r)
-	f := policy.Flow{Name: name, Addr: h.to.Addr(), Port: h.to.Port(), Protocol: sandbox.TCP}
+func (h *httpBox) flow(name string) policy.Flow {
+	return policy.Flow{Name: name, Addr: h.to.Addr(), Port: h.to.Port(), Protocol: sandbox.TCP}
+}
+
+// malformed says why a request is none that anybody but a proxy would get.
+func (h *httpBox) malformed(r *http.Request) string {
 	switch {
-	case r.Method == http.MethodConnect || r.Method == "PRI" || r.ProtoMajor != 1:
-		h.b.refuse(f, policy.Verdict{Rule: -1, Reason: "http_" + r.Method})
+	case r.Method == http.MethodConnect || r.Method == "PRI" || r.ProtoMajor != 1 && !h.tls:
+		h.b.refuse(h.flow(requestName(r)), policy.Verdict{Rule: -1, Reason: reasonHTTP + r.Method})
 		return "only HTTP/1 requests are let through, no tunnels"
 	case r.URL.IsAbs():
-		h.b.refuse(f, policy.Verdict{Rule: -1, Reason: "http_absolute"})
+		h.b.refuse(h.flow(requestName(r)), policy.Verdict{Rule: -1, Reason: reasonHTTP + "absolute"})
 		return "a request with a whole URL is for a proxy, and there is none"
+	}
+	return ""
+}
+
+// check says why a request may not be made; nil if it may be tried.
+func (h *httpBox) check(r *http.Request) error {
+	name := requestName(r)
+	f := h.flow(name)
+	if h.tls && name == "" {
+		h.b.refuse(f, policy.Verdict{Rule: -1, Reason: policy.ReasonNoName})
+		return sandbox.Errorf(sandbox.Denied, "egress.http", "a request in intercepted TLS needs the name of a server as its Host")
 	}
 	pol := h.b.current()
 	if byAddress(pol, f, h.b.up.Host) || name != "" && pol.MayResolve(name) {
-		return "" // dial decides
+		return nil // dial decides
 	}
 	v := pol.Decide(f, h.b.up.Host)
 	if v.Allow {
-		return ""
+		return nil
 	}
 	h.b.refuse(f, v)
 	if name == "" {
-		return fmt.Sprintf("the network policy of this sandbox does not allow %s", h.to)
+		return sandbox.Errorf(sandbox.Denied, "egress.http", "the network policy of this sandbox does not allow %s", h.to)
 	}
-	return fmt.Sprintf("the network policy of this sandbox does not allow %s port %d", name, h.to.Port())
+	return sandbox.Errorf(sandbox.Denied, "egress.http", "the network policy of this sandbox does not allow %s port %d", name, h.to.Port())
+}
+
+// direct says whether the requests for a name go to the address that the sandbox
+// chose, and not to what we resolve the name to.
+func (h *httpBox) direct(name string) bool {
+	pol := h.b.current()
+	if !h.tls && h.b.covers(name) {
+		// Nothing but the address says who answers, and secrets may be for them.
+		return false
+	}
+	return name == "" || byAddress(pol, h.flow(name), h.b.up.Host) || !pol.NeedsName() && !h.tls
 }
 
 // dial makes a connection for the requests of one name.
@@ -123,9 +196,9 @@ func (h *httpBox) dial(ctx context.Context, _, address string) (net.Conn, error)
 		return nil, err
 	}
 	b := h.b
-	f := policy.Flow{Name: host, Addr: h.to.Addr(), Port: h.to.Port(), Protocol: sandbox.TCP}
+	f := h.flow(host)
 	var addrs []netip.Addr
-	if host == "" || byAddress(b.current(), f, b.up.Host) {
+	if h.direct(host) {
 		addrs = []netip.Addr{h.to.Addr()}
 	}
 	p := b.enter(func() {})
@@ -133,6 +206,7 @@ func (h *httpBox) dial(ctx context.Context, _, address string) (net.Conn, error)
 		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonConnections})
 		return nil, errDenied
 	}
+	p.http = true
 	up, err := b.dial(p, f, addrs)
 	if err != nil {
 		b.leave(p)

@@ -9,6 +9,8 @@
 //     ClientHello or the HTTP request. Who is allowed by name is connected to
 //     what we ourselves resolve the name to, never to the address the sandbox
 //     chose. Who shows no name is decided by address alone.
+//     TLS is passed on as it is, but for names that an [Interception] covers:
+//     those requests go through its chain, and on over TLS of our own.
 //   - UDP is decided by address alone.
 //   - the rest goes nowhere.
 //
@@ -55,6 +57,8 @@ type Box struct {
 	closed     bool
 	policy     *policy.Policy
 	generation int64
+	intercept  *Interception
+	settled    chan struct{} // closed when intercept is no longer pending; nil = it is not
 	limiter    *rate.Limiter // nil = no limit
 	open       map[*passage]bool
 	sessions   map[session]*udpSession
@@ -64,14 +68,16 @@ type Box struct {
 type passage struct {
 	flow  policy.Flow
 	entry *flow // nil until it is decided
+	http  bool  // carries requests of ours, each decided
 	end   func()
 }
 
 // Open begins to serve a namespace on its sockets. The Box owns both.
-func Open(ns *netns.Namespace, socks *netns.Sockets, up *Upstream, p *policy.Policy, generation int64, log *slog.Logger) *Box {
+func Open(ns *netns.Namespace, socks *netns.Sockets, up *Upstream, p *policy.Policy, generation int64, i *Interception, log *slog.Logger) *Box {
 	b := &Box{ns: ns, up: up, log: log, socks: socks, open: map[*passage]bool{}, sessions: map[session]*udpSession{}, dnsNow: make(chan struct{}, maxQuestions)}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.Set(p, generation)
+	b.Intercept(i)
 	b.tasks.Go(b.serveTCP)
 	b.tasks.Go(b.serveUDP)
 	return b
@@ -112,6 +118,7 @@ func (b *Box) Status(flows int) sandbox.NetworkStatus {
 	s := sandbox.NetworkStatus{Network: b.policy.Spec(), Generation: b.generation}
 	b.mu.Unlock()
 	s.Flows, s.Allowed, s.Denied = b.flows.last(flows)
+	s.Missed = b.flows.missed.Load()
 	return s
 }
 

@@ -67,8 +67,14 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 		return
 	}
 	f := policy.Flow{Addr: to.Addr(), Port: to.Port(), Protocol: sandbox.TCP}
+	i, ok := b.interception()
+	if !ok {
+		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonPending})
+		reset(c)
+		return
+	}
 	pol := b.current()
-	if !pol.NeedsName() {
+	if !pol.NeedsName() && i == nil {
 		f.Name = b.names.hint(to.Addr()) // for the log
 		b.through(p, c, nil, f, []netip.Addr{to.Addr()}, "")
 		return
@@ -78,12 +84,17 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 	c.SetReadDeadline(time.Now().Add(silence))
 	_, err := r.Peek(1)
 	hint := b.names.hint(to.Addr())
-	if isTimeout(err) && hint == "" {
+	if isTimeout(err) && hint == "" && pol.NeedsName() {
 		c.SetReadDeadline(time.Now().Add(sniffTime))
 		_, err = r.Peek(1)
 	}
 	switch {
 	case err == nil:
+	case isTimeout(err) && !pol.NeedsName():
+		c.SetReadDeadline(time.Time{})
+		f.Name = hint
+		b.through(p, c, r, f, []netip.Addr{to.Addr()}, "")
+		return
 	case isTimeout(err) && hint != "" && pol.MayResolve(hint):
 		// It speaks second (SSH, SMTP, MySQL), and looked this name up. It gets
 		// to what we resolve the name to, whatever address it took.
@@ -104,19 +115,23 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 	c.SetReadDeadline(time.Time{})
 	switch s.kind {
 	case isHTTP:
-		b.serveHTTP(p, c, r, to)
+		b.serveHTTP(c, r, to)
 		return
 	case isTLS:
 		// Without a name, or with one that is only the outer of two: by address.
 		if !s.encrypted {
 			f.Name = policy.Name(s.name)
 		}
+		if i.ends(f.Name) {
+			b.serveTLS(i, c, r, to, f.Name)
+			return
+		}
 	default:
 		if pol.MayResolve(hint) {
 			f.Name = hint
 		}
 	}
-	if f.Name == "" || byAddress(pol, f, b.up.Host) {
+	if f.Name == "" || !pol.NeedsName() || byAddress(pol, f, b.up.Host) {
 		b.through(p, c, r, f, []netip.Addr{to.Addr()}, "")
 		return
 	}

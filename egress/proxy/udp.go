@@ -107,6 +107,10 @@ func (b *Box) datagram(s session, packet []byte) {
 		b.refuse(f, v)
 		return
 	}
+	if b.keepsToTCP(f) {
+		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonQUIC})
+		return
+	}
 	us := &udpSession{}
 	p := b.enter(func() {})
 	if p == nil {

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bufio"
 	"context"
+	"crypto/x509"
 	"net"
 	"net/netip"
 	"os"
@@ -17,6 +18,9 @@ type Upstream struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Resolvers that questions go to, in this order.
 	Resolvers []netip.AddrPort
+	// Roots that servers of intercepted TLS are checked against; nil = those of
+	// the host.
+	Roots *x509.CertPool
 	// Host says whether an address is the machine's own.
 	Host func(netip.Addr) bool
 }

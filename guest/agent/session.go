@@ -212,6 +212,9 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 	switch r.Op {
 	case wire.OpInit:
 		return s.reply(wire.Res{InitPID: ep.initPID}, nil)
+	case wire.OpSetEnv:
+		ep.setEnv(r.Env)
+		return s.reply(wire.Res{}, nil)
 	case wire.OpWaitInit:
 		select {
 		case <-ep.initGone:

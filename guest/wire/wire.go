@@ -137,6 +137,7 @@ const (
 	OpWaitInit   = "wait_init"
 	OpFreeze     = "freeze"
 	OpThaw       = "thaw"
+	OpSetEnv     = "setenv"
 	OpRekey      = "rekey"
 	OpMount      = "mount"
 	OpStart      = "start"

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/guest/agent"
@@ -63,11 +61,7 @@ func (k *kernel) populate(ctx context.Context, c runtime.Container) error {
 
 // serve has the guest serve the machine's directory.
 func (k *kernel) serve(ctx context.Context, c runtime.Container) error {
-	env := slices.Clone(c.Rootfs.Env)
-	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
-		env = append(env, name+"="+c.Env[name]) // the last of a name counts
-	}
-	return k.guest.Enter(ctx, guest.Container{Env: env, WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User})
+	return k.guest.Enter(ctx, guest.Container{Env: runtime.Environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User})
 }
 
 // evacuate ends the processes and removes the files of an episode.

@@ -534,23 +534,8 @@ func (k *Kernel) enterLocked(ctx context.Context, c runtime.Container, initPID i
 
 // inGuest is the container of an init as the guest is told of it.
 func inGuest(c runtime.Container, initPID int) guest.Container {
-	return guest.Container{InitPID: initPID, Env: environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids,
+	return guest.Container{InitPID: initPID, Env: runtime.Environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids,
 		Resolv: runtime.ResolvConf(c.Resolvers)}
-}
-
-// environ is the image's environment with the sandbox's over it, sorted, so
-// that equal sandboxes look equal.
-func environ(c runtime.Container) []string {
-	env := slices.Clone(c.Rootfs.Env)
-	names := make([]string, 0, len(c.Env))
-	for n := range c.Env {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	for _, n := range names {
-		env = append(env, n+"="+c.Env[n])
-	}
-	return env
 }
 
 // Stats of the kernel. See runtime.Kernel.

@@ -74,6 +74,22 @@ func (s scoped) TouchKey(ctx context.Context, id string, at time.Time) error {
 	return s.Store.TouchKey(in(ctx), id, at)
 }
 
+func (s scoped) CreateSecret(ctx context.Context, sec store.SealedSecret) error {
+	return s.Store.CreateSecret(in(ctx), sec)
+}
+func (s scoped) GetSecret(ctx context.Context, name string) (store.SealedSecret, error) {
+	return s.Store.GetSecret(in(ctx), name)
+}
+func (s scoped) ListSecrets(ctx context.Context) ([]store.SealedSecret, error) {
+	return s.Store.ListSecrets(in(ctx))
+}
+func (s scoped) ReplaceSecret(ctx context.Context, sec store.SealedSecret, was time.Time) error {
+	return s.Store.ReplaceSecret(in(ctx), sec, was)
+}
+func (s scoped) DeleteSecret(ctx context.Context, name string) error {
+	return s.Store.DeleteSecret(in(ctx), name)
+}
+
 func (s scoped) CreateSnapshot(ctx context.Context, snap sandbox.Snapshot) (sandbox.Snapshot, error) {
 	return s.Store.CreateSnapshot(in(ctx), snap)
 }

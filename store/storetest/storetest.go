@@ -32,6 +32,7 @@ func Run(t *testing.T, bare func(t *testing.T) store.Store) {
 		{"Snapshots", snapshotCases},
 		{"Tree", treeCases},
 		{"Templates", templateCases},
+		{"Secrets", secretCases},
 		{"Races", raceCases},
 		{"Contexts", contextCases},
 	} {

@@ -102,6 +102,11 @@ func noScope(t *testing.T, st store.Store, _, _ context.Context) {
 		"AppendAudit":    func() error { return st.AppendAudit(ctx, []sandbox.AuditEntry{{}}) },
 		"ListAudit":      func() error { _, err := st.ListAudit(ctx, 0, time.Time{}, 1); return err },
 		"ForgetAudit":    func() error { _, err := st.ForgetAudit(ctx, at(99), 1); return err },
+		"CreateSecret":   func() error { return st.CreateSecret(ctx, newSecret("s", 0)) },
+		"GetSecret":      func() error { _, err := st.GetSecret(ctx, "s"); return err },
+		"ListSecrets":    func() error { _, err := st.ListSecrets(ctx); return err },
+		"ReplaceSecret":  func() error { return st.ReplaceSecret(ctx, newSecret("s", 1), at(0)) },
+		"DeleteSecret":   func() error { return st.DeleteSecret(ctx, "s") },
 	} {
 		fails(t, name, call(), sandbox.ErrInternal)
 	}
@@ -126,6 +131,11 @@ func foreignThings(t *testing.T, st store.Store, red, blue context.Context) {
 	if _, err := st.CreateTemplateVersion(red, sandbox.Template{Name: "py"}, tenantSnapshot("redtpl", "")); err != nil {
 		t.Fatal(err)
 	}
+	sec := newSecret("redkey", 0)
+	sec.Tenant = "blue"
+	if err := st.CreateSecret(red, sec); err != nil {
+		t.Fatal(err)
+	}
 	for name, call := range map[string]func() error{
 		"get": func() error { _, err := st.GetSandbox(blue, "redbox"); return err },
 		"update": func() error {
@@ -144,6 +154,9 @@ func foreignThings(t *testing.T, st store.Store, red, blue context.Context) {
 		"delete":       func() error { _, err := st.DeleteSnapshot(blue, "redsnap"); return err },
 		"template":     func() error { _, err := st.GetTemplate(blue, "py", 1); return err },
 		"rm template":  func() error { _, err := st.DeleteTemplate(blue, "py", 0); return err },
+		"secret":       func() error { _, err := st.GetSecret(blue, "redkey"); return err },
+		"set secret":   func() error { return st.ReplaceSecret(blue, newSecret("redkey", 1), at(0)) },
+		"rm secret":    func() error { return st.DeleteSecret(blue, "redkey") },
 		"other tenant": func() error { _, err := st.GetTenant(blue, "red"); return err },
 		"by its name":  func() error { _, err := st.GetTenant(blue, "team-red"); return err },
 	} {
@@ -183,9 +196,13 @@ func foreignThings(t *testing.T, st store.Store, red, blue context.Context) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return n + len(tpls)
+		secs, err := st.ListSecrets(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n + len(tpls) + len(secs)
 	}
-	if r, b := lists(red), lists(blue); r != 8 || b != 0 {
+	if r, b := lists(red), lists(blue); r != 9 || b != 0 {
 		t.Errorf("lists have %d and %d of red's things", r, b)
 	}
 	if n, err := st.SnapshotBytes(red); n != 200 || err != nil {

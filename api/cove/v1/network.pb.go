@@ -31,6 +31,8 @@ type Network struct {
 	Mode          string         `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
 	Rules         []*NetworkRule `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"` // their order does not matter
 	Limits        *NetworkLimits `protobuf:"bytes,3,opt,name=limits,proto3" json:"limits,omitempty"`
+	Record        *NetworkRecord `protobuf:"bytes,4,opt,name=record,proto3" json:"record,omitempty"` // record all HTTP and HTTPS; unset: do not
+	Replay        *NetworkReplay `protobuf:"bytes,5,opt,name=replay,proto3" json:"replay,omitempty"` // answer all HTTP and HTTPS out of a recording; nothing leaves, mode is "none"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -86,6 +88,304 @@ func (x *Network) GetLimits() *NetworkLimits {
 	return nil
 }
 
+func (x *Network) GetRecord() *NetworkRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *Network) GetReplay() *NetworkReplay {
+	if x != nil {
+		return x.Replay
+	}
+	return nil
+}
+
+type NetworkRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`     // of the recording; the server's to choose. In SetNetwork that of the one under way goes on with it
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // unique in the tenant; "" = it is called by its id
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkRecord) Reset() {
+	*x = NetworkRecord{}
+	mi := &file_cove_v1_network_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkRecord) ProtoMessage() {}
+
+func (x *NetworkRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_network_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkRecord.ProtoReflect.Descriptor instead.
+func (*NetworkRecord) Descriptor() ([]byte, []int) {
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *NetworkRecord) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *NetworkRecord) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// NetworkReplay says which recording answers, and which requests are the same.
+// Method, scheme, host, port, path, query in any order, Range and body are
+// compared unless it says otherwise. The n-th of equal requests gets the n-th answer.
+type NetworkReplay struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Recording     string                 `protobuf:"bytes,1,opt,name=recording,proto3" json:"recording,omitempty"`                        // name or id; answers have the id
+	RepeatLast    bool                   `protobuf:"varint,2,opt,name=repeat_last,json=repeatLast,proto3" json:"repeat_last,omitempty"`   // equal requests beyond those recorded get the last answer; else they are a miss
+	IgnoreQuery   []string               `protobuf:"bytes,3,rep,name=ignore_query,json=ignoreQuery,proto3" json:"ignore_query,omitempty"` // parameters that may differ; "*" = all
+	IgnoreBody    bool                   `protobuf:"varint,4,opt,name=ignore_body,json=ignoreBody,proto3" json:"ignore_body,omitempty"`
+	MatchHeaders  []string               `protobuf:"bytes,5,rep,name=match_headers,json=matchHeaders,proto3" json:"match_headers,omitempty"` // that must be equal too
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkReplay) Reset() {
+	*x = NetworkReplay{}
+	mi := &file_cove_v1_network_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkReplay) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkReplay) ProtoMessage() {}
+
+func (x *NetworkReplay) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_network_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkReplay.ProtoReflect.Descriptor instead.
+func (*NetworkReplay) Descriptor() ([]byte, []int) {
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *NetworkReplay) GetRecording() string {
+	if x != nil {
+		return x.Recording
+	}
+	return ""
+}
+
+func (x *NetworkReplay) GetRepeatLast() bool {
+	if x != nil {
+		return x.RepeatLast
+	}
+	return false
+}
+
+func (x *NetworkReplay) GetIgnoreQuery() []string {
+	if x != nil {
+		return x.IgnoreQuery
+	}
+	return nil
+}
+
+func (x *NetworkReplay) GetIgnoreBody() bool {
+	if x != nil {
+		return x.IgnoreBody
+	}
+	return false
+}
+
+func (x *NetworkReplay) GetMatchHeaders() []string {
+	if x != nil {
+		return x.MatchHeaders
+	}
+	return nil
+}
+
+// ReplayStatus is how far the replay of a sandbox is.
+type ReplayStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Recording     string                 `protobuf:"bytes,1,opt,name=recording,proto3" json:"recording,omitempty"`
+	Answered      int64                  `protobuf:"varint,2,opt,name=answered,proto3" json:"answered,omitempty"`
+	Missed        int64                  `protobuf:"varint,3,opt,name=missed,proto3" json:"missed,omitempty"`
+	Unused        int64                  `protobuf:"varint,4,opt,name=unused,proto3" json:"unused,omitempty"` // recorded and not asked for yet
+	Misses        []*ReplayMiss          `protobuf:"bytes,5,rep,name=misses,proto3" json:"misses,omitempty"`  // the last 64, oldest first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayStatus) Reset() {
+	*x = ReplayStatus{}
+	mi := &file_cove_v1_network_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayStatus) ProtoMessage() {}
+
+func (x *ReplayStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_network_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayStatus.ProtoReflect.Descriptor instead.
+func (*ReplayStatus) Descriptor() ([]byte, []int) {
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ReplayStatus) GetRecording() string {
+	if x != nil {
+		return x.Recording
+	}
+	return ""
+}
+
+func (x *ReplayStatus) GetAnswered() int64 {
+	if x != nil {
+		return x.Answered
+	}
+	return 0
+}
+
+func (x *ReplayStatus) GetMissed() int64 {
+	if x != nil {
+		return x.Missed
+	}
+	return 0
+}
+
+func (x *ReplayStatus) GetUnused() int64 {
+	if x != nil {
+		return x.Unused
+	}
+	return 0
+}
+
+func (x *ReplayStatus) GetMisses() []*ReplayMiss {
+	if x != nil {
+		return x.Misses
+	}
+	return nil
+}
+
+type ReplayMiss struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	Method        string                 `protobuf:"bytes,2,opt,name=method,proto3" json:"method,omitempty"` // or "DNS" for a name that was looked up, which url then is
+	Url           string                 `protobuf:"bytes,3,opt,name=url,proto3" json:"url,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"` // "replay_miss", "replay_truncated"
+	Hint          string                 `protobuf:"bytes,5,opt,name=hint,proto3" json:"hint,omitempty"`     // the recorded request that is most like it, and what differs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayMiss) Reset() {
+	*x = ReplayMiss{}
+	mi := &file_cove_v1_network_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayMiss) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayMiss) ProtoMessage() {}
+
+func (x *ReplayMiss) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_network_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayMiss.ProtoReflect.Descriptor instead.
+func (*ReplayMiss) Descriptor() ([]byte, []int) {
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ReplayMiss) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *ReplayMiss) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *ReplayMiss) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *ReplayMiss) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ReplayMiss) GetHint() string {
+	if x != nil {
+		return x.Hint
+	}
+	return ""
+}
+
 type NetworkRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Action        string                 `protobuf:"bytes,1,opt,name=action,proto3" json:"action,omitempty"`     // "allow" or "deny"
@@ -99,7 +399,7 @@ type NetworkRule struct {
 
 func (x *NetworkRule) Reset() {
 	*x = NetworkRule{}
-	mi := &file_cove_v1_network_proto_msgTypes[1]
+	mi := &file_cove_v1_network_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -111,7 +411,7 @@ func (x *NetworkRule) String() string {
 func (*NetworkRule) ProtoMessage() {}
 
 func (x *NetworkRule) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[1]
+	mi := &file_cove_v1_network_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -124,7 +424,7 @@ func (x *NetworkRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkRule.ProtoReflect.Descriptor instead.
 func (*NetworkRule) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{1}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *NetworkRule) GetAction() string {
@@ -172,7 +472,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_cove_v1_network_proto_msgTypes[2]
+	mi := &file_cove_v1_network_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -184,7 +484,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[2]
+	mi := &file_cove_v1_network_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -197,7 +497,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{2}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PortRange) GetFrom() uint32 {
@@ -224,7 +524,7 @@ type NetworkLimits struct {
 
 func (x *NetworkLimits) Reset() {
 	*x = NetworkLimits{}
-	mi := &file_cove_v1_network_proto_msgTypes[3]
+	mi := &file_cove_v1_network_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -236,7 +536,7 @@ func (x *NetworkLimits) String() string {
 func (*NetworkLimits) ProtoMessage() {}
 
 func (x *NetworkLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[3]
+	mi := &file_cove_v1_network_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -249,7 +549,7 @@ func (x *NetworkLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkLimits.ProtoReflect.Descriptor instead.
 func (*NetworkLimits) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{3}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NetworkLimits) GetBytesPerSecond() int64 {
@@ -276,7 +576,7 @@ type SetNetworkRequest struct {
 
 func (x *SetNetworkRequest) Reset() {
 	*x = SetNetworkRequest{}
-	mi := &file_cove_v1_network_proto_msgTypes[4]
+	mi := &file_cove_v1_network_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -288,7 +588,7 @@ func (x *SetNetworkRequest) String() string {
 func (*SetNetworkRequest) ProtoMessage() {}
 
 func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[4]
+	mi := &file_cove_v1_network_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -301,7 +601,7 @@ func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{4}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SetNetworkRequest) GetId() string {
@@ -328,7 +628,7 @@ type SetNetworkResponse struct {
 
 func (x *SetNetworkResponse) Reset() {
 	*x = SetNetworkResponse{}
-	mi := &file_cove_v1_network_proto_msgTypes[5]
+	mi := &file_cove_v1_network_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -340,7 +640,7 @@ func (x *SetNetworkResponse) String() string {
 func (*SetNetworkResponse) ProtoMessage() {}
 
 func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[5]
+	mi := &file_cove_v1_network_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -353,7 +653,7 @@ func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*SetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{5}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SetNetworkResponse) GetGeneration() int64 {
@@ -380,7 +680,7 @@ type GetNetworkRequest struct {
 
 func (x *GetNetworkRequest) Reset() {
 	*x = GetNetworkRequest{}
-	mi := &file_cove_v1_network_proto_msgTypes[6]
+	mi := &file_cove_v1_network_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -392,7 +692,7 @@ func (x *GetNetworkRequest) String() string {
 func (*GetNetworkRequest) ProtoMessage() {}
 
 func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[6]
+	mi := &file_cove_v1_network_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -405,7 +705,7 @@ func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{6}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetNetworkRequest) GetId() string {
@@ -428,14 +728,16 @@ type GetNetworkResponse struct {
 	Generation    int64                  `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	Allowed       int64                  `protobuf:"varint,3,opt,name=allowed,proto3" json:"allowed,omitempty"` // flows since the sandbox last got a kernel (create, restore, wake from disk) or the server started
 	Denied        int64                  `protobuf:"varint,4,opt,name=denied,proto3" json:"denied,omitempty"`
-	Flows         []*NetworkFlow         `protobuf:"bytes,5,rep,name=flows,proto3" json:"flows,omitempty"` // oldest first
+	Flows         []*NetworkFlow         `protobuf:"bytes,5,rep,name=flows,proto3" json:"flows,omitempty"`         // oldest first
+	Recording     *Recording             `protobuf:"bytes,6,opt,name=recording,proto3" json:"recording,omitempty"` // under way
+	Replay        *ReplayStatus          `protobuf:"bytes,7,opt,name=replay,proto3" json:"replay,omitempty"`       // under way
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetNetworkResponse) Reset() {
 	*x = GetNetworkResponse{}
-	mi := &file_cove_v1_network_proto_msgTypes[7]
+	mi := &file_cove_v1_network_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +749,7 @@ func (x *GetNetworkResponse) String() string {
 func (*GetNetworkResponse) ProtoMessage() {}
 
 func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[7]
+	mi := &file_cove_v1_network_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +762,7 @@ func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*GetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{7}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetNetworkResponse) GetNetwork() *Network {
@@ -498,6 +800,20 @@ func (x *GetNetworkResponse) GetFlows() []*NetworkFlow {
 	return nil
 }
 
+func (x *GetNetworkResponse) GetRecording() *Recording {
+	if x != nil {
+		return x.Recording
+	}
+	return nil
+}
+
+func (x *GetNetworkResponse) GetReplay() *ReplayStatus {
+	if x != nil {
+		return x.Replay
+	}
+	return nil
+}
+
 // NetworkFlow is one attempt to reach something.
 type NetworkFlow struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -518,7 +834,7 @@ type NetworkFlow struct {
 
 func (x *NetworkFlow) Reset() {
 	*x = NetworkFlow{}
-	mi := &file_cove_v1_network_proto_msgTypes[8]
+	mi := &file_cove_v1_network_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -530,7 +846,7 @@ func (x *NetworkFlow) String() string {
 func (*NetworkFlow) ProtoMessage() {}
 
 func (x *NetworkFlow) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[8]
+	mi := &file_cove_v1_network_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -543,7 +859,7 @@ func (x *NetworkFlow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkFlow.ProtoReflect.Descriptor instead.
 func (*NetworkFlow) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{8}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NetworkFlow) GetStart() *timestamppb.Timestamp {
@@ -627,11 +943,37 @@ var File_cove_v1_network_proto protoreflect.FileDescriptor
 
 const file_cove_v1_network_proto_rawDesc = "" +
 	"\n" +
-	"\x15cove/v1/network.proto\x12\acove.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"y\n" +
+	"\x15cove/v1/network.proto\x12\acove.v1\x1a\x17cove/v1/recording.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd9\x01\n" +
 	"\aNetwork\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12*\n" +
 	"\x05rules\x18\x02 \x03(\v2\x14.cove.v1.NetworkRuleR\x05rules\x12.\n" +
-	"\x06limits\x18\x03 \x01(\v2\x16.cove.v1.NetworkLimitsR\x06limits\"\x97\x01\n" +
+	"\x06limits\x18\x03 \x01(\v2\x16.cove.v1.NetworkLimitsR\x06limits\x12.\n" +
+	"\x06record\x18\x04 \x01(\v2\x16.cove.v1.NetworkRecordR\x06record\x12.\n" +
+	"\x06replay\x18\x05 \x01(\v2\x16.cove.v1.NetworkReplayR\x06replay\"3\n" +
+	"\rNetworkRecord\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xb7\x01\n" +
+	"\rNetworkReplay\x12\x1c\n" +
+	"\trecording\x18\x01 \x01(\tR\trecording\x12\x1f\n" +
+	"\vrepeat_last\x18\x02 \x01(\bR\n" +
+	"repeatLast\x12!\n" +
+	"\fignore_query\x18\x03 \x03(\tR\vignoreQuery\x12\x1f\n" +
+	"\vignore_body\x18\x04 \x01(\bR\n" +
+	"ignoreBody\x12#\n" +
+	"\rmatch_headers\x18\x05 \x03(\tR\fmatchHeaders\"\xa5\x01\n" +
+	"\fReplayStatus\x12\x1c\n" +
+	"\trecording\x18\x01 \x01(\tR\trecording\x12\x1a\n" +
+	"\banswered\x18\x02 \x01(\x03R\banswered\x12\x16\n" +
+	"\x06missed\x18\x03 \x01(\x03R\x06missed\x12\x16\n" +
+	"\x06unused\x18\x04 \x01(\x03R\x06unused\x12+\n" +
+	"\x06misses\x18\x05 \x03(\v2\x13.cove.v1.ReplayMissR\x06misses\"\x8e\x01\n" +
+	"\n" +
+	"ReplayMiss\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
+	"\x06method\x18\x02 \x01(\tR\x06method\x12\x10\n" +
+	"\x03url\x18\x03 \x01(\tR\x03url\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04hint\x18\x05 \x01(\tR\x04hint\"\x97\x01\n" +
 	"\vNetworkRule\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\tR\x06action\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x16\n" +
@@ -654,7 +996,7 @@ const file_cove_v1_network_proto_rawDesc = "" +
 	"\anetwork\x18\x02 \x01(\v2\x10.cove.v1.NetworkR\anetwork\"9\n" +
 	"\x11GetNetworkRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
-	"\x05flows\x18\x02 \x01(\x05R\x05flows\"\xbe\x01\n" +
+	"\x05flows\x18\x02 \x01(\x05R\x05flows\"\x9f\x02\n" +
 	"\x12GetNetworkResponse\x12*\n" +
 	"\anetwork\x18\x01 \x01(\v2\x10.cove.v1.NetworkR\anetwork\x12\x1e\n" +
 	"\n" +
@@ -662,7 +1004,9 @@ const file_cove_v1_network_proto_rawDesc = "" +
 	"generation\x12\x18\n" +
 	"\aallowed\x18\x03 \x01(\x03R\aallowed\x12\x16\n" +
 	"\x06denied\x18\x04 \x01(\x03R\x06denied\x12*\n" +
-	"\x05flows\x18\x05 \x03(\v2\x14.cove.v1.NetworkFlowR\x05flows\"\xc1\x02\n" +
+	"\x05flows\x18\x05 \x03(\v2\x14.cove.v1.NetworkFlowR\x05flows\x120\n" +
+	"\trecording\x18\x06 \x01(\v2\x12.cove.v1.RecordingR\trecording\x12-\n" +
+	"\x06replay\x18\a \x01(\v2\x15.cove.v1.ReplayStatusR\x06replay\"\xc1\x02\n" +
 	"\vNetworkFlow\x120\n" +
 	"\x05start\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05start\x12,\n" +
 	"\x03end\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03end\x12\x12\n" +
@@ -689,34 +1033,45 @@ func file_cove_v1_network_proto_rawDescGZIP() []byte {
 	return file_cove_v1_network_proto_rawDescData
 }
 
-var file_cove_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_cove_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_cove_v1_network_proto_goTypes = []any{
 	(*Network)(nil),               // 0: cove.v1.Network
-	(*NetworkRule)(nil),           // 1: cove.v1.NetworkRule
-	(*PortRange)(nil),             // 2: cove.v1.PortRange
-	(*NetworkLimits)(nil),         // 3: cove.v1.NetworkLimits
-	(*SetNetworkRequest)(nil),     // 4: cove.v1.SetNetworkRequest
-	(*SetNetworkResponse)(nil),    // 5: cove.v1.SetNetworkResponse
-	(*GetNetworkRequest)(nil),     // 6: cove.v1.GetNetworkRequest
-	(*GetNetworkResponse)(nil),    // 7: cove.v1.GetNetworkResponse
-	(*NetworkFlow)(nil),           // 8: cove.v1.NetworkFlow
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(*NetworkRecord)(nil),         // 1: cove.v1.NetworkRecord
+	(*NetworkReplay)(nil),         // 2: cove.v1.NetworkReplay
+	(*ReplayStatus)(nil),          // 3: cove.v1.ReplayStatus
+	(*ReplayMiss)(nil),            // 4: cove.v1.ReplayMiss
+	(*NetworkRule)(nil),           // 5: cove.v1.NetworkRule
+	(*PortRange)(nil),             // 6: cove.v1.PortRange
+	(*NetworkLimits)(nil),         // 7: cove.v1.NetworkLimits
+	(*SetNetworkRequest)(nil),     // 8: cove.v1.SetNetworkRequest
+	(*SetNetworkResponse)(nil),    // 9: cove.v1.SetNetworkResponse
+	(*GetNetworkRequest)(nil),     // 10: cove.v1.GetNetworkRequest
+	(*GetNetworkResponse)(nil),    // 11: cove.v1.GetNetworkResponse
+	(*NetworkFlow)(nil),           // 12: cove.v1.NetworkFlow
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*Recording)(nil),             // 14: cove.v1.Recording
 }
 var file_cove_v1_network_proto_depIdxs = []int32{
-	1, // 0: cove.v1.Network.rules:type_name -> cove.v1.NetworkRule
-	3, // 1: cove.v1.Network.limits:type_name -> cove.v1.NetworkLimits
-	2, // 2: cove.v1.NetworkRule.ports:type_name -> cove.v1.PortRange
-	0, // 3: cove.v1.SetNetworkRequest.network:type_name -> cove.v1.Network
-	0, // 4: cove.v1.SetNetworkResponse.network:type_name -> cove.v1.Network
-	0, // 5: cove.v1.GetNetworkResponse.network:type_name -> cove.v1.Network
-	8, // 6: cove.v1.GetNetworkResponse.flows:type_name -> cove.v1.NetworkFlow
-	9, // 7: cove.v1.NetworkFlow.start:type_name -> google.protobuf.Timestamp
-	9, // 8: cove.v1.NetworkFlow.end:type_name -> google.protobuf.Timestamp
-	9, // [9:9] is the sub-list for method output_type
-	9, // [9:9] is the sub-list for method input_type
-	9, // [9:9] is the sub-list for extension type_name
-	9, // [9:9] is the sub-list for extension extendee
-	0, // [0:9] is the sub-list for field type_name
+	5,  // 0: cove.v1.Network.rules:type_name -> cove.v1.NetworkRule
+	7,  // 1: cove.v1.Network.limits:type_name -> cove.v1.NetworkLimits
+	1,  // 2: cove.v1.Network.record:type_name -> cove.v1.NetworkRecord
+	2,  // 3: cove.v1.Network.replay:type_name -> cove.v1.NetworkReplay
+	4,  // 4: cove.v1.ReplayStatus.misses:type_name -> cove.v1.ReplayMiss
+	13, // 5: cove.v1.ReplayMiss.at:type_name -> google.protobuf.Timestamp
+	6,  // 6: cove.v1.NetworkRule.ports:type_name -> cove.v1.PortRange
+	0,  // 7: cove.v1.SetNetworkRequest.network:type_name -> cove.v1.Network
+	0,  // 8: cove.v1.SetNetworkResponse.network:type_name -> cove.v1.Network
+	0,  // 9: cove.v1.GetNetworkResponse.network:type_name -> cove.v1.Network
+	12, // 10: cove.v1.GetNetworkResponse.flows:type_name -> cove.v1.NetworkFlow
+	14, // 11: cove.v1.GetNetworkResponse.recording:type_name -> cove.v1.Recording
+	3,  // 12: cove.v1.GetNetworkResponse.replay:type_name -> cove.v1.ReplayStatus
+	13, // 13: cove.v1.NetworkFlow.start:type_name -> google.protobuf.Timestamp
+	13, // 14: cove.v1.NetworkFlow.end:type_name -> google.protobuf.Timestamp
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_network_proto_init() }
@@ -724,13 +1079,14 @@ func file_cove_v1_network_proto_init() {
 	if File_cove_v1_network_proto != nil {
 		return
 	}
+	file_cove_v1_recording_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_network_proto_rawDesc), len(file_cove_v1_network_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -542,7 +542,9 @@ type ProcessEnd struct {
 	Duration    *durationpb.Duration   `protobuf:"bytes,3,opt,name=duration,proto3" json:"duration,omitempty"`
 	// What the network policy denied the sandbox, whichever process tried, while
 	// the stream that ends with this followed the process. Informative.
-	EgressDenied  int64 `protobuf:"varint,20,opt,name=egress_denied,json=egressDenied,proto3" json:"egress_denied,omitempty"`
+	EgressDenied int64 `protobuf:"varint,20,opt,name=egress_denied,json=egressDenied,proto3" json:"egress_denied,omitempty"`
+	// Requests that the replay of the sandbox had no answer for meanwhile.
+	ReplayMissed  int64 `protobuf:"varint,21,opt,name=replay_missed,json=replayMissed,proto3" json:"replay_missed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -601,6 +603,13 @@ func (x *ProcessEnd) GetDuration() *durationpb.Duration {
 func (x *ProcessEnd) GetEgressDenied() int64 {
 	if x != nil {
 		return x.EgressDenied
+	}
+	return 0
+}
+
+func (x *ProcessEnd) GetReplayMissed() int64 {
+	if x != nil {
+		return x.ReplayMissed
 	}
 	return 0
 }
@@ -1583,13 +1592,14 @@ const file_cove_v1_process_proto_rawDesc = "" +
 	"\x04data\x18\x03 \x01(\fR\x04data\"1\n" +
 	"\vProcessLost\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\x03R\x04from\x12\x0e\n" +
-	"\x02to\x18\x02 \x01(\x03R\x02to\"\xab\x01\n" +
+	"\x02to\x18\x02 \x01(\x03R\x02to\"\xd0\x01\n" +
 	"\n" +
 	"ProcessEnd\x12\x1e\n" +
 	"\x03end\x18\x01 \x01(\v2\f.cove.v1.EndR\x03end\x12!\n" +
 	"\foutput_bytes\x18\x02 \x01(\x03R\voutputBytes\x125\n" +
 	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12#\n" +
-	"\regress_denied\x18\x14 \x01(\x03R\fegressDenied\"\x88\x02\n" +
+	"\regress_denied\x18\x14 \x01(\x03R\fegressDenied\x12#\n" +
+	"\rreplay_missed\x18\x15 \x01(\x03R\freplayMissed\"\x88\x02\n" +
 	"\fProcessEvent\x123\n" +
 	"\astarted\x18\x01 \x01(\v2\x17.cove.v1.ProcessStartedH\x00R\astarted\x120\n" +
 	"\x06output\x18\x02 \x01(\v2\x16.cove.v1.ProcessOutputH\x00R\x06output\x12*\n" +

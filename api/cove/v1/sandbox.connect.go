@@ -66,6 +66,8 @@ const (
 	SandboxesSetNetworkProcedure = "/cove.v1.Sandboxes/SetNetwork"
 	// SandboxesGetNetworkProcedure is the fully-qualified name of the Sandboxes's GetNetwork RPC.
 	SandboxesGetNetworkProcedure = "/cove.v1.Sandboxes/GetNetwork"
+	// SandboxesSetSecretsProcedure is the fully-qualified name of the Sandboxes's SetSecrets RPC.
+	SandboxesSetSecretsProcedure = "/cove.v1.Sandboxes/SetSecrets"
 	// SandboxesTreeProcedure is the fully-qualified name of the Sandboxes's Tree RPC.
 	SandboxesTreeProcedure = "/cove.v1.Sandboxes/Tree"
 )
@@ -106,6 +108,9 @@ type SandboxesClient interface {
 	SetNetwork(context.Context, *connect.Request[SetNetworkRequest]) (*connect.Response[SetNetworkResponse], error)
 	// GetNetwork is the policy in force and the last flows.
 	GetNetwork(context.Context, *connect.Request[GetNetworkRequest]) (*connect.Response[GetNetworkResponse], error)
+	// SetSecrets says which secrets a sandbox's requests leave with, from now on.
+	// It is woken if it sleeps.
+	SetSecrets(context.Context, *connect.Request[SetSecretsRequest]) (*connect.Response[SetSecretsResponse], error)
 	// Tree is everything that hangs together with a sandbox or snapshot.
 	Tree(context.Context, *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error)
 }
@@ -209,6 +214,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		setSecrets: connect.NewClient[SetSecretsRequest, SetSecretsResponse](
+			httpClient,
+			baseURL+SandboxesSetSecretsProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("SetSecrets")),
+			connect.WithClientOptions(opts...),
+		),
 		tree: connect.NewClient[TreeRequest, TreeResponse](
 			httpClient,
 			baseURL+SandboxesTreeProcedure,
@@ -235,6 +246,7 @@ type sandboxesClient struct {
 	restore     *connect.Client[RestoreRequest, RestoreResponse]
 	setNetwork  *connect.Client[SetNetworkRequest, SetNetworkResponse]
 	getNetwork  *connect.Client[GetNetworkRequest, GetNetworkResponse]
+	setSecrets  *connect.Client[SetSecretsRequest, SetSecretsResponse]
 	tree        *connect.Client[TreeRequest, TreeResponse]
 }
 
@@ -308,6 +320,11 @@ func (c *sandboxesClient) GetNetwork(ctx context.Context, req *connect.Request[G
 	return c.getNetwork.CallUnary(ctx, req)
 }
 
+// SetSecrets calls cove.v1.Sandboxes.SetSecrets.
+func (c *sandboxesClient) SetSecrets(ctx context.Context, req *connect.Request[SetSecretsRequest]) (*connect.Response[SetSecretsResponse], error) {
+	return c.setSecrets.CallUnary(ctx, req)
+}
+
 // Tree calls cove.v1.Sandboxes.Tree.
 func (c *sandboxesClient) Tree(ctx context.Context, req *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error) {
 	return c.tree.CallUnary(ctx, req)
@@ -349,6 +366,9 @@ type SandboxesHandler interface {
 	SetNetwork(context.Context, *connect.Request[SetNetworkRequest]) (*connect.Response[SetNetworkResponse], error)
 	// GetNetwork is the policy in force and the last flows.
 	GetNetwork(context.Context, *connect.Request[GetNetworkRequest]) (*connect.Response[GetNetworkResponse], error)
+	// SetSecrets says which secrets a sandbox's requests leave with, from now on.
+	// It is woken if it sleeps.
+	SetSecrets(context.Context, *connect.Request[SetSecretsRequest]) (*connect.Response[SetSecretsResponse], error)
 	// Tree is everything that hangs together with a sandbox or snapshot.
 	Tree(context.Context, *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error)
 }
@@ -448,6 +468,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesSetSecretsHandler := connect.NewUnaryHandler(
+		SandboxesSetSecretsProcedure,
+		svc.SetSecrets,
+		connect.WithSchema(sandboxesMethods.ByName("SetSecrets")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesTreeHandler := connect.NewUnaryHandler(
 		SandboxesTreeProcedure,
 		svc.Tree,
@@ -485,6 +511,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesSetNetworkHandler.ServeHTTP(w, r)
 		case SandboxesGetNetworkProcedure:
 			sandboxesGetNetworkHandler.ServeHTTP(w, r)
+		case SandboxesSetSecretsProcedure:
+			sandboxesSetSecretsHandler.ServeHTTP(w, r)
 		case SandboxesTreeProcedure:
 			sandboxesTreeHandler.ServeHTTP(w, r)
 		default:
@@ -550,6 +578,10 @@ func (UnimplementedSandboxesHandler) SetNetwork(context.Context, *connect.Reques
 
 func (UnimplementedSandboxesHandler) GetNetwork(context.Context, *connect.Request[GetNetworkRequest]) (*connect.Response[GetNetworkResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.GetNetwork is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) SetSecrets(context.Context, *connect.Request[SetSecretsRequest]) (*connect.Response[SetSecretsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.SetSecrets is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Tree(context.Context, *connect.Request[TreeRequest]) (*connect.Response[TreeResponse], error) {

@@ -173,6 +173,7 @@ type SandboxSpec struct {
 	Template      string                 `protobuf:"bytes,9,opt,name=template,proto3" json:"template,omitempty"`                          // "name" or "name@version"; not with image or snapshot
 	Volumes       []*VolumeMount         `protobuf:"bytes,10,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	Network       *Network               `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"` // unset: the server's default
+	Secrets       []string               `protobuf:"bytes,21,rep,name=secrets,proto3" json:"secrets,omitempty"` // names; see Secrets. They need a network
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -280,6 +281,13 @@ func (x *SandboxSpec) GetVolumes() []*VolumeMount {
 func (x *SandboxSpec) GetNetwork() *Network {
 	if x != nil {
 		return x.Network
+	}
+	return nil
+}
+
+func (x *SandboxSpec) GetSecrets() []string {
+	if x != nil {
+		return x.Secrets
 	}
 	return nil
 }
@@ -2056,13 +2064,13 @@ var File_cove_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x15cove/v1/sandbox.proto\x12\acove.v1\x1a\x13cove/v1/admin.proto\x1a\x15cove/v1/network.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x80\x01\n" +
+	"\x15cove/v1/sandbox.proto\x12\acove.v1\x1a\x13cove/v1/admin.proto\x1a\x15cove/v1/network.proto\x1a\x14cove/v1/secret.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x80\x01\n" +
 	"\tResources\x12\x10\n" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\x03R\x06memory\x12!\n" +
 	"\fmemory_limit\x18\x03 \x01(\x03R\vmemoryLimit\x12\x12\n" +
 	"\x04disk\x18\x04 \x01(\x03R\x04disk\x12\x12\n" +
-	"\x04pids\x18\x05 \x01(\x03R\x04pids\"\xd3\x04\n" +
+	"\x04pids\x18\x05 \x01(\x03R\x04pids\"\xed\x04\n" +
 	"\vSandboxSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x120\n" +
 	"\tresources\x18\x02 \x01(\v2\x12.cove.v1.ResourcesR\tresources\x12/\n" +
@@ -2075,7 +2083,8 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\btemplate\x18\t \x01(\tR\btemplate\x12.\n" +
 	"\avolumes\x18\n" +
 	" \x03(\v2\x14.cove.v1.VolumeMountR\avolumes\x12*\n" +
-	"\anetwork\x18\x14 \x01(\v2\x10.cove.v1.NetworkR\anetwork\x1a6\n" +
+	"\anetwork\x18\x14 \x01(\v2\x10.cove.v1.NetworkR\anetwork\x12\x18\n" +
+	"\asecrets\x18\x15 \x03(\tR\asecrets\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -2218,7 +2227,7 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x16SANDBOX_STATE_CREATING\x10\x01\x12\x19\n" +
 	"\x15SANDBOX_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14SANDBOX_STATE_ENDING\x10\x03\x12\x17\n" +
-	"\x13SANDBOX_STATE_ENDED\x10\x042\xd3\a\n" +
+	"\x13SANDBOX_STATE_ENDED\x10\x042\x9a\b\n" +
 	"\tSandboxes\x12G\n" +
 	"\x06Create\x12\x1d.cove.v1.CreateSandboxRequest\x1a\x1e.cove.v1.CreateSandboxResponse\x12C\n" +
 	"\x03Get\x12\x1a.cove.v1.GetSandboxRequest\x1a\x1b.cove.v1.GetSandboxResponse\"\x03\x90\x02\x01\x12J\n" +
@@ -2236,7 +2245,9 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"SetNetwork\x12\x1a.cove.v1.SetNetworkRequest\x1a\x1b.cove.v1.SetNetworkResponse\x12J\n" +
 	"\n" +
-	"GetNetwork\x12\x1a.cove.v1.GetNetworkRequest\x1a\x1b.cove.v1.GetNetworkResponse\"\x03\x90\x02\x01\x128\n" +
+	"GetNetwork\x12\x1a.cove.v1.GetNetworkRequest\x1a\x1b.cove.v1.GetNetworkResponse\"\x03\x90\x02\x01\x12E\n" +
+	"\n" +
+	"SetSecrets\x12\x1a.cove.v1.SetSecretsRequest\x1a\x1b.cove.v1.SetSecretsResponse\x128\n" +
 	"\x04Tree\x12\x14.cove.v1.TreeRequest\x1a\x15.cove.v1.TreeResponse\"\x03\x90\x02\x01B1Z/github.com/cove-sandbox/cove/api/cove/v1;covev1b\x06proto3"
 
 var (
@@ -2300,8 +2311,10 @@ var file_cove_v1_sandbox_proto_goTypes = []any{
 	(*ErrorDetail)(nil),           // 43: cove.v1.ErrorDetail
 	(*SetNetworkRequest)(nil),     // 44: cove.v1.SetNetworkRequest
 	(*GetNetworkRequest)(nil),     // 45: cove.v1.GetNetworkRequest
-	(*SetNetworkResponse)(nil),    // 46: cove.v1.SetNetworkResponse
-	(*GetNetworkResponse)(nil),    // 47: cove.v1.GetNetworkResponse
+	(*SetSecretsRequest)(nil),     // 46: cove.v1.SetSecretsRequest
+	(*SetNetworkResponse)(nil),    // 47: cove.v1.SetNetworkResponse
+	(*GetNetworkResponse)(nil),    // 48: cove.v1.GetNetworkResponse
+	(*SetSecretsResponse)(nil),    // 49: cove.v1.SetSecretsResponse
 }
 var file_cove_v1_sandbox_proto_depIdxs = []int32{
 	1,  // 0: cove.v1.SandboxSpec.resources:type_name -> cove.v1.Resources
@@ -2359,24 +2372,26 @@ var file_cove_v1_sandbox_proto_depIdxs = []int32{
 	29, // 52: cove.v1.Sandboxes.Restore:input_type -> cove.v1.RestoreRequest
 	44, // 53: cove.v1.Sandboxes.SetNetwork:input_type -> cove.v1.SetNetworkRequest
 	45, // 54: cove.v1.Sandboxes.GetNetwork:input_type -> cove.v1.GetNetworkRequest
-	31, // 55: cove.v1.Sandboxes.Tree:input_type -> cove.v1.TreeRequest
-	7,  // 56: cove.v1.Sandboxes.Create:output_type -> cove.v1.CreateSandboxResponse
-	9,  // 57: cove.v1.Sandboxes.Get:output_type -> cove.v1.GetSandboxResponse
-	11, // 58: cove.v1.Sandboxes.List:output_type -> cove.v1.ListSandboxesResponse
-	13, // 59: cove.v1.Sandboxes.SetTimeout:output_type -> cove.v1.SetTimeoutResponse
-	15, // 60: cove.v1.Sandboxes.Reset:output_type -> cove.v1.ResetResponse
-	17, // 61: cove.v1.Sandboxes.Kill:output_type -> cove.v1.KillResponse
-	19, // 62: cove.v1.Sandboxes.KillByLabel:output_type -> cove.v1.KillByLabelResponse
-	21, // 63: cove.v1.Sandboxes.Stats:output_type -> cove.v1.StatsResponse
-	23, // 64: cove.v1.Sandboxes.Pause:output_type -> cove.v1.PauseResponse
-	25, // 65: cove.v1.Sandboxes.Resume:output_type -> cove.v1.ResumeResponse
-	27, // 66: cove.v1.Sandboxes.Fork:output_type -> cove.v1.ForkResponse
-	30, // 67: cove.v1.Sandboxes.Restore:output_type -> cove.v1.RestoreResponse
-	46, // 68: cove.v1.Sandboxes.SetNetwork:output_type -> cove.v1.SetNetworkResponse
-	47, // 69: cove.v1.Sandboxes.GetNetwork:output_type -> cove.v1.GetNetworkResponse
-	32, // 70: cove.v1.Sandboxes.Tree:output_type -> cove.v1.TreeResponse
-	56, // [56:71] is the sub-list for method output_type
-	41, // [41:56] is the sub-list for method input_type
+	46, // 55: cove.v1.Sandboxes.SetSecrets:input_type -> cove.v1.SetSecretsRequest
+	31, // 56: cove.v1.Sandboxes.Tree:input_type -> cove.v1.TreeRequest
+	7,  // 57: cove.v1.Sandboxes.Create:output_type -> cove.v1.CreateSandboxResponse
+	9,  // 58: cove.v1.Sandboxes.Get:output_type -> cove.v1.GetSandboxResponse
+	11, // 59: cove.v1.Sandboxes.List:output_type -> cove.v1.ListSandboxesResponse
+	13, // 60: cove.v1.Sandboxes.SetTimeout:output_type -> cove.v1.SetTimeoutResponse
+	15, // 61: cove.v1.Sandboxes.Reset:output_type -> cove.v1.ResetResponse
+	17, // 62: cove.v1.Sandboxes.Kill:output_type -> cove.v1.KillResponse
+	19, // 63: cove.v1.Sandboxes.KillByLabel:output_type -> cove.v1.KillByLabelResponse
+	21, // 64: cove.v1.Sandboxes.Stats:output_type -> cove.v1.StatsResponse
+	23, // 65: cove.v1.Sandboxes.Pause:output_type -> cove.v1.PauseResponse
+	25, // 66: cove.v1.Sandboxes.Resume:output_type -> cove.v1.ResumeResponse
+	27, // 67: cove.v1.Sandboxes.Fork:output_type -> cove.v1.ForkResponse
+	30, // 68: cove.v1.Sandboxes.Restore:output_type -> cove.v1.RestoreResponse
+	47, // 69: cove.v1.Sandboxes.SetNetwork:output_type -> cove.v1.SetNetworkResponse
+	48, // 70: cove.v1.Sandboxes.GetNetwork:output_type -> cove.v1.GetNetworkResponse
+	49, // 71: cove.v1.Sandboxes.SetSecrets:output_type -> cove.v1.SetSecretsResponse
+	32, // 72: cove.v1.Sandboxes.Tree:output_type -> cove.v1.TreeResponse
+	57, // [57:73] is the sub-list for method output_type
+	41, // [41:57] is the sub-list for method input_type
 	41, // [41:41] is the sub-list for extension type_name
 	41, // [41:41] is the sub-list for extension extendee
 	0,  // [0:41] is the sub-list for field type_name
@@ -2389,6 +2404,7 @@ func file_cove_v1_sandbox_proto_init() {
 	}
 	file_cove_v1_admin_proto_init()
 	file_cove_v1_network_proto_init()
+	file_cove_v1_secret_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

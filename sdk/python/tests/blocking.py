@@ -19,6 +19,7 @@ _KINDS = (
     cove.AsyncTemplate,
     cove.AsyncVolume,
     cove.AsyncVolumeFiles,
+    cove.AsyncRecording,
     cove.client.AsyncImages,
 )
 

@@ -44,6 +44,7 @@ class Api:
     Snapshot: Any
     Template: Any
     Volume: Any
+    Recording: Any
     server: FakeCove
     time: FakeTime
 
@@ -73,7 +74,7 @@ def api(request: pytest.FixtureRequest, server: FakeCove, time: FakeTime) -> Ite
     if kind == "sync":
         http = httpx.Client() if wire == "httpx" else None
         client = cove.Client(**options, http_client=http)
-        yield Api(client, cove.Sandbox, cove.Snapshot, cove.Template, cove.Volume, server, time)
+        yield Api(client, cove.Sandbox, cove.Snapshot, cove.Template, cove.Volume, cove.Recording, server, time)
         client.close()
         if http is not None:
             http.close()
@@ -87,6 +88,7 @@ def api(request: pytest.FixtureRequest, server: FakeCove, time: FakeTime) -> Ite
         Blocking(cove.AsyncSnapshot, loop),
         Blocking(cove.AsyncTemplate, loop),
         Blocking(cove.AsyncVolume, loop),
+        Blocking(cove.AsyncRecording, loop),
         server,
         time,
     )

@@ -58,6 +58,8 @@ from .models import (
 )
 from .network import Flow, Network, NetworkStatus, Rule
 from .process import AsyncProcess, Process
+from .recording import AsyncRecording, Recording
+from .replay import Record, RecordedRequest, RecordingInfo, Replay, ReplayMiss, ReplayStatus
 from .sandbox import AsyncSandbox, Sandbox
 from .snapshot import AsyncSnapshot, Snapshot
 from .state import (
@@ -80,6 +82,7 @@ __all__ = [
     "AsyncClient",
     "AsyncFiles",
     "AsyncProcess",
+    "AsyncRecording",
     "AsyncSandbox",
     "AsyncSnapshot",
     "AsyncTemplate",
@@ -119,6 +122,13 @@ __all__ = [
     "PrunedSnapshot",
     "PullProgress",
     "QuotaExceeded",
+    "Record",
+    "RecordedRequest",
+    "Recording",
+    "RecordingInfo",
+    "Replay",
+    "ReplayMiss",
+    "ReplayStatus",
     "Resources",
     "Result",
     "Rule",

@@ -18,6 +18,7 @@ from ._values import Seconds, Size, format_duration, parse_duration, parse_int, 
 from .errors import InvalidArgument
 from .models import End, FileInfo, FileList, Image, Json, ProcessList, SandboxInfo, ServerInfo, Stats
 from .network import NetworkLike, NetworkStatus, to_network
+from .replay import RecordLike, Replay, to_record
 
 T = TypeVar("T")
 
@@ -101,6 +102,8 @@ def sandbox_spec(
     labels: Optional[Mapping[str, str]],
     volumes: Optional[Mapping[str, Union[Ref, tuple[Ref, str]]]] = None,
     network: Optional[NetworkLike] = None,
+    record: Optional[RecordLike] = None,
+    replay: Optional[Union[Ref, Replay]] = None,
 ) -> dict[str, Any]:
     """A SandboxSpec: what to start from (image "base" where nothing is said) and with what."""
     sources = [("image", image), ("snapshot", snapshot), ("template", template)]
@@ -138,6 +141,12 @@ def sandbox_spec(
         spec["volumes"] = [_mount(path, volume) for path, volume in volumes.items()]
     if network is not None:
         spec["network"] = to_network(network)._json()
+    recorded = to_record(record)
+    if recorded is not None:
+        spec.setdefault("network", {})["record"] = recorded._json()
+    if replay is not None:
+        replay = replay if isinstance(replay, Replay) else Replay(ref("replay", replay))
+        spec.setdefault("network", {})["replay"] = replay._json()
     return spec
 
 

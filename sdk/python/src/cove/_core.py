@@ -71,7 +71,17 @@ class Settings:
         headers: tuple[tuple[str, str], ...] = (),
     ) -> Request:
         """A plain HTTP request for content: owner is "sandboxes", "snapshots" or "volumes", kind "files" or "tar"."""
-        target = f"/v1/{owner}/{quote(id, safe='')}/{kind}" + (f"?{urlencode(query)}" if query else "")
+        return self.plain(method, f"/v1/{owner}/{quote(id, safe='')}/{kind}", query, body, headers)
+
+    def plain(
+        self,
+        method: str,
+        path: str,
+        query: Optional[Mapping[str, str]],
+        body: Union[bytes, Iterable[bytes], AsyncIterable[bytes]],
+        headers: tuple[tuple[str, str], ...],
+    ) -> Request:
+        target = path + (f"?{urlencode(query)}" if query else "")
         if method == "PUT":
             headers = (*headers, ("content-type", "application/octet-stream"))
         return Request(method, target, [*self._base, *headers], body, self.request_timeout)

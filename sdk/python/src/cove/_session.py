@@ -45,6 +45,7 @@ class ProcessSession:
         self.end: Optional[End] = None
         self.duration = 0.0
         self.egress_denied = 0
+        self.replay_missed = 0
         self.lost: list[tuple[int, int]] = []
         self._spec = spec
         self._envelopes = EnvelopeReader()
@@ -134,6 +135,7 @@ class ProcessSession:
         self._skip_to(parse_int(end.get("outputBytes")))
         self.duration = parse_duration(end.get("duration"))
         self.egress_denied = parse_int(end.get("egressDenied"))
+        self.replay_missed = parse_int(end.get("replayMissed"))
         self.end = End.parse(end.get("end") or {})
 
 
@@ -185,6 +187,7 @@ class Collector:
             lost=tuple(session.lost),
             replayed=session.replayed,
             egress_denied=session.egress_denied,
+            replay_missed=session.replay_missed,
         )
 
 

@@ -1,4 +1,4 @@
-"""The unary calls of kept state: standby, forks, snapshots, templates, volumes; see _calls."""
+"""The unary calls of kept state: standby, forks, snapshots, templates, volumes, recordings; see _calls."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ._calls import Call, Created, Ref, created, nothing, ref, sandbox, strings
 from ._values import Seconds, Size, format_duration, parse_int, parse_size, to_seconds
 from .errors import InvalidArgument
 from .models import FileInfo, FileList, Json, SandboxInfo
+from .replay import RecordedRequest, RecordingInfo
 from .state import Forked, PrunedSnapshot, SnapshotInfo, TemplateInfo, Tree, VolumeInfo
 
 # Standby, forks, the tree
@@ -305,3 +306,33 @@ def list_volume_files(id: str, path: str, depth: int) -> Call[FileList]:
 
 def remove_volume_file(id: str, path: str, recursive: bool) -> Call[None]:
     return Call("Volumes/RemoveFile", {"name": id, "path": path, "recursive": recursive}, nothing)
+
+
+# Recordings.
+
+
+def _recording(j: Json) -> RecordingInfo:
+    return RecordingInfo.parse(j["recording"])
+
+
+def get_recording(name: str) -> Call[RecordingInfo]:
+    return Call("Recordings/Get", {"name": name}, _recording, repeatable=True)
+
+
+def recorded_requests(id: str, after: int, most: int) -> Call[list[RecordedRequest]]:
+    def parse(j: Json) -> list[RecordedRequest]:
+        return [RecordedRequest._from(e) for e in j.get("exchanges") or ()]
+
+    message = {"name": id, "exchanges": most, "after": str(after)}
+    return Call("Recordings/Get", message, parse, repeatable=True, slow=True)
+
+
+def list_recordings() -> Call[list[RecordingInfo]]:
+    def parse(j: Json) -> list[RecordingInfo]:
+        return [RecordingInfo.parse(r) for r in j.get("recordings") or ()]
+
+    return Call("Recordings/List", {}, parse, repeatable=True)
+
+
+def delete_recording(id: str) -> Call[None]:
+    return Call("Recordings/Delete", {"name": id}, nothing, repeatable=True, removes=True)

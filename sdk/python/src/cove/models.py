@@ -202,6 +202,8 @@ class Result:
     """The exec_id had been started before: this is that run's output, nothing ran again."""
     egress_denied: int = 0
     """What the network policy denied the sandbox, whichever process tried, while this was followed."""
+    replay_missed: int = 0
+    """Requests that the replay of the sandbox had no answer for meanwhile; Sandbox.network().replay says which."""
 
     @cached_property
     def stdout(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Optional, Union
 
 from ._values import parse_int, parse_time
 from .errors import InvalidArgument
+from .replay import Record, RecordingInfo, RecordLike, Replay, ReplayStatus, to_record
 
 Json = Mapping[str, Any]
 
@@ -91,6 +92,10 @@ class Network:
     """Both ways together; 0: no limit."""
     connections: int = 0
     """Open at a time; 0: the server's default."""
+    record: Optional[RecordLike] = None
+    """Record all HTTP and HTTPS: True or a name. As read back, a Record with the id of the recording."""
+    replay: Optional[Replay] = None
+    """Answer all HTTP and HTTPS out of a recording; nothing leaves."""
 
     def _json(self) -> dict[str, Any]:
         j: dict[str, Any] = {}
@@ -105,16 +110,25 @@ class Network:
             limits["connections"] = self.connections
         if limits:
             j["limits"] = limits
+        record = to_record(self.record)
+        if record is not None:
+            j["record"] = record._json()
+        if self.replay is not None:
+            j["replay"] = self.replay._json()
         return j
 
     @classmethod
     def _from(cls, j: Json) -> Network:
         limits: Json = j.get("limits") or {}
+        record: Optional[Json] = j.get("record")
+        replay: Optional[Json] = j.get("replay")
         return cls(
             mode=j.get("mode", ""),
             rules=tuple(Rule._from(r) for r in j.get("rules") or ()),
             bytes_per_second=parse_int(limits.get("bytesPerSecond")),
             connections=parse_int(limits.get("connections")),
+            record=None if record is None else Record(record.get("name", ""), record.get("id", "")),
+            replay=None if replay is None else Replay._from(replay),
         )
 
 
@@ -175,6 +189,10 @@ class NetworkStatus:
     allowed: int
     denied: int
     flows: tuple[Flow, ...] = ()
+    recording: Optional[RecordingInfo] = None
+    """Under way."""
+    replay: Optional[ReplayStatus] = None
+    """Under way, with the requests it had no answer for."""
 
     @classmethod
     def _from(cls, j: Json) -> NetworkStatus:
@@ -184,4 +202,6 @@ class NetworkStatus:
             allowed=parse_int(j.get("allowed")),
             denied=parse_int(j.get("denied")),
             flows=tuple(Flow._from(f) for f in j.get("flows") or ()),
+            recording=RecordingInfo.parse(j["recording"]) if "recording" in j else None,
+            replay=ReplayStatus._from(j["replay"]) if "replay" in j else None,
         )

@@ -18,6 +18,8 @@ from .files import AsyncFiles, Files
 from .models import End, ProcessList, Result, SandboxInfo, Stats
 from .network import Flow, NetworkLike, NetworkStatus
 from .process import AsyncListener, AsyncProcess, AsyncStdinPump, Listener, Process, StdinPump
+from .recording import RecordingState
+from .replay import RecordLike, Replay
 from .snapshot import AsyncSnapshot, OnProgress, Snapshot, Taking
 from .state import Forks, SnapshotInfo, Tree
 from .template import AsyncTemplate, Template
@@ -107,6 +109,8 @@ class Sandbox(_SandboxState):
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
         network: Optional[NetworkLike] = None,
+        record: Optional[RecordLike] = None,
+        replay: Optional[Union[RecordingState, Replay, str]] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
         client: Optional[Client] = None,
@@ -121,7 +125,9 @@ class Sandbox(_SandboxState):
         path inside, a volume or its name, or (volume, mode) with the mode "rw"
         (the default, alone), "ro" or "shared". network: "none", "public", rules
         such as ["allow pypi.org", "allow *.pythonhosted.org tcp 443"], or a
-        Network; without, the server's default. The same idempotency_key gives
+        Network; without, the server's default. record: True or a name, under
+        which all its HTTP and HTTPS is kept; replay: a recording, its name or id,
+        or a Replay, that answers instead of the network. The same idempotency_key gives
         the same sandbox. create_timeout: seconds to wait while the server is full.
         """
         client = client or default_client()
@@ -141,6 +147,8 @@ class Sandbox(_SandboxState):
             labels=labels,
             volumes=volumes,
             network=network,
+            record=record,
+            replay=replay,
         )
         created = client.call(_calls.create_sandbox(spec, idempotency_key), create_timeout)
         return cls(client, created.info, created.node_time)
@@ -421,6 +429,8 @@ class AsyncSandbox(_SandboxState):
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
         network: Optional[NetworkLike] = None,
+        record: Optional[RecordLike] = None,
+        replay: Optional[Union[RecordingState, Replay, str]] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
         client: Optional[AsyncClient] = None,
@@ -443,6 +453,8 @@ class AsyncSandbox(_SandboxState):
             labels=labels,
             volumes=volumes,
             network=network,
+            record=record,
+            replay=replay,
         )
         created = await client.call(_calls.create_sandbox(spec, idempotency_key), create_timeout)
         return cls(client, created.info, created.node_time)

@@ -1,0 +1,281 @@
+package secret
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+const (
+	// buffered is how long a body may be to be read ahead, so that the other side
+	// is told its new length. Longer ones go on without one.
+	buffered = 64 << 10
+	// maxHeaders of a request with values in it: a placeholder is shorter than
+	// what it may stand for, and can be written many times.
+	maxHeaders = 512 << 10
+)
+
+// trip is a Set before the next piece of a chain.
+type trip struct {
+	set  *Set
+	next http.RoundTripper
+}
+
+// RoundTrip sends a request with values in it and returns the answer without.
+// The request that was given is not changed.
+func (t *trip) RoundTrip(r *http.Request) (*http.Response, error) {
+	var use []*bound
+	for _, b := range t.set.secrets {
+		// Over plain HTTP nothing says who answers, and anybody may listen.
+		if b.covers(r.URL.Hostname()) && (r.URL.Scheme == "https" || b.is.AllowHTTP) {
+			use = append(use, b)
+		}
+	}
+	if len(use) == 0 {
+		return t.next.RoundTrip(r)
+	}
+	var hide []pair
+	for _, b := range use {
+		hide = append(hide, b.hide...)
+	}
+	// Answers before the answer (103 and others) are handed on by a trace that is
+	// in the context already; ours is called before it.
+	trace := &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+		hideHeader(hide, http.Header(h))
+		return nil
+	}}
+	out := r.Clone(httptrace.WithClientTrace(r.Context(), trace))
+	basic, err := putHeaders(out.Header, use)
+	if err != nil {
+		return nil, err
+	}
+	hide = append(basic, hide...) // the trace needs none of these
+	slices.SortStableFunc(hide, func(a, b pair) int { return len(b.from) - len(a.from) })
+	putURL(out.URL, use)
+	if err := putBody(out, use); err != nil {
+		return nil, err
+	}
+	out.Header.Set("Accept-Encoding", "identity")
+	out.Header.Del("Sec-Websocket-Extensions") // compression
+	res, err := t.next.RoundTrip(out)
+	if err != nil {
+		return nil, hideError(hide, err)
+	}
+	res.Request = r
+	if err := takeOut(res, hide); err != nil {
+		res.Body.Close()
+		return nil, err
+	}
+	return res, nil
+}
+
+// putHeaders puts values into headers. What is made of credentials for Basic is
+// returned, to be recognised in answers.
+func putHeaders(h http.Header, use []*bound) (basic []pair, err error) {
+	size := 0
+	for _, b := range use {
+		if b.is.Header != "" {
+			format := b.is.Format
+			if format == "" {
+				format = "{}"
+			}
+			h.Set(b.is.Header, strings.Replace(format, "{}", b.value, 1))
+		}
+	}
+	for name, values := range h {
+		for i, v := range values {
+			was := v
+			for _, b := range use {
+				if b.is.Header == "" {
+					v = strings.ReplaceAll(v, b.is.Placeholder, b.value)
+					v = putBasic(v, b)
+				}
+			}
+			if v != was {
+				values[i] = v
+				if kind, cred, ok := strings.Cut(v, " "); ok && strings.EqualFold(kind, "Basic") {
+					_, old, _ := strings.Cut(was, " ")
+					basic = append(basic, pair{[]byte(strings.TrimSpace(cred)), []byte(strings.TrimSpace(old))})
+				}
+			}
+			if size += len(name) + len(v); size > maxHeaders {
+				return nil, sandbox.Errorf(sandbox.Denied, "egress.secret", "with its secrets in place the headers of this request are longer than %d bytes", maxHeaders)
+			}
+		}
+	}
+	return basic, nil
+}
+
+// putBasic puts a value into "Basic base64(user:placeholder)".
+func putBasic(v string, b *bound) string {
+	kind, cred, ok := strings.Cut(v, " ")
+	if !ok || !strings.EqualFold(kind, "Basic") {
+		return v
+	}
+	plain, err := base64.StdEncoding.DecodeString(strings.TrimSpace(cred))
+	if err != nil || !bytes.Contains(plain, []byte(b.is.Placeholder)) {
+		return v
+	}
+	return kind + " " + base64.StdEncoding.EncodeToString(bytes.ReplaceAll(plain, []byte(b.is.Placeholder), []byte(b.value)))
+}
+
+func putURL(u *url.URL, use []*bound) {
+	for _, b := range use {
+		if !b.is.URL {
+			continue
+		}
+		u.RawQuery = strings.ReplaceAll(u.RawQuery, b.is.Placeholder, url.QueryEscape(b.value))
+		if escaped := u.EscapedPath(); strings.Contains(escaped, b.is.Placeholder) {
+			u.RawPath = strings.ReplaceAll(escaped, b.is.Placeholder, url.PathEscape(b.value))
+			u.Path = strings.ReplaceAll(u.Path, b.is.Placeholder, b.value)
+		}
+	}
+}
+
+func putBody(r *http.Request, use []*bound) error {
+	var put []pair
+	for _, b := range use {
+		if b.is.Body {
+			put = append(put, pair{[]byte(b.is.Placeholder), []byte(b.value)})
+		}
+	}
+	if len(put) == 0 || r.Body == nil || r.Body == http.NoBody || r.Header.Get("Content-Encoding") != "" {
+		return nil
+	}
+	r.GetBody = nil
+	length := int64(-1)
+	if n := r.ContentLength; n >= 0 && n <= buffered {
+		b, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil {
+			return sandbox.Errorf(sandbox.Canceled, "egress.secret", "the body of the request: %w", err)
+		}
+		length = int64(len(b))
+		for _, p := range put {
+			length += int64(bytes.Count(b, p.from) * (len(p.to) - len(p.from)))
+		}
+		r.Body = io.NopCloser(bytes.NewReader(b))
+	}
+	r.ContentLength = length
+	r.Header.Del("Content-Length")
+	r.Body = newBody(r.Body, put, nil)
+	return nil
+}
+
+// takeOut replaces values in an answer.
+func takeOut(res *http.Response, hide []pair) error {
+	hideHeader(hide, res.Header)
+	res.Status = replaceAll(hide, res.Status)
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		rw, ok := res.Body.(io.ReadWriteCloser)
+		if !ok {
+			return sandbox.Errorf(sandbox.Internal, "egress.secret", "an upgraded connection that cannot be written to")
+		}
+		masked := newBody(rw, hide, nil)
+		masked.r.mask = true
+		res.Body = upgraded{rw, masked}
+		return nil
+	}
+	if res.Body == nil || res.Body == http.NoBody || res.Request.Method == http.MethodHead {
+		return nil
+	}
+	trailer := func() { hideHeader(hide, res.Trailer) }
+	switch coding := strings.ToLower(strings.TrimSpace(res.Header.Get("Content-Encoding"))); {
+	case len(res.Header["Content-Encoding"]) > 1:
+		return unreadable("more than one coding")
+	case coding == "" || coding == "identity":
+	case (coding == "gzip" || coding == "x-gzip") && res.StatusCode != http.StatusPartialContent:
+		res.Body = &unzipped{under: res.Body}
+		res.Header.Del("Content-Encoding")
+		res.ContentLength = -1
+	default:
+		return unreadable(coding)
+	}
+	if n := res.ContentLength; n >= 0 && n <= buffered {
+		b, err := io.ReadAll(res.Body)
+		if err == nil {
+			res.Body.Close()
+			b = (&replacer{pairs: hide}).feed(nil, b, true)
+			trailer()
+			res.Body, res.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+			if res.Header.Get("Content-Length") != "" {
+				res.Header["Content-Length"] = []string{strconv.Itoa(len(b))}
+			}
+			return nil
+		}
+		// It breaks off where it did.
+		res.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(b), broken{err}), res.Body}
+	}
+	res.ContentLength = -1
+	res.Header.Del("Content-Length")
+	res.Body = newBody(res.Body, hide, trailer)
+	return nil
+}
+
+func unreadable(coding string) error {
+	return sandbox.Errorf(sandbox.Unsupported, "egress.secret", "the server answers in %q, in which secrets cannot be looked for", coding).
+		WithHint("it was asked for no coding at all; only gzip can be undone")
+}
+
+func hideHeader(hide []pair, h http.Header) {
+	for name, values := range h {
+		for i, v := range values {
+			values[i] = replaceAll(hide, v)
+		}
+		if clean := replaceAll(hide, name); clean != name {
+			delete(h, name)
+			h[http.CanonicalHeaderKey(clean)] = values
+		}
+	}
+}
+
+// hideError keeps what a server sent out of messages: net/http quotes lines
+// that are no HTTP.
+func hideError(hide []pair, err error) error {
+	text := err.Error()
+	clean := replaceAll(hide, text)
+	if clean == text {
+		return err
+	}
+	return sandbox.Errorf(sandbox.ClassOf(err), "egress.secret", "%s", clean)
+}
+
+// broken is where a body broke off.
+type broken struct{ err error }
+
+func (b broken) Read([]byte) (int, error) { return 0, b.err }
+
+// unzipped undoes gzip as it is read, and not before: its first bytes may come
+// long after the headers.
+type unzipped struct {
+	under io.ReadCloser
+	z     *gzip.Reader
+}
+
+func (u *unzipped) Read(p []byte) (n int, err error) {
+	if u.z == nil {
+		if u.z, err = gzip.NewReader(u.under); err != nil {
+			if errors.Is(err, io.EOF) {
+				return 0, io.EOF // nothing at all is an empty body
+			}
+			return 0, err
+		}
+	}
+	return u.z.Read(p)
+}
+
+func (u *unzipped) Close() error { return u.under.Close() }

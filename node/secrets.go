@@ -1,0 +1,215 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/cove-sandbox/cove/egress/proxy"
+	"github.com/cove-sandbox/cove/egress/secret"
+	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// Values of secrets are in the node's memory and nowhere else of it: the server
+// hands them over when it starts and when they change. Records and the journal
+// have names. After a restart a sandbox that has secrets reaches nothing until
+// the server has spoken (proxy.Interception.Pending).
+
+// secretBook is the secrets of tenants. One that is not in it has not been
+// spoken of; one that has none is in it.
+type secretBook struct {
+	applying sync.Mutex // what is put in force is of the book as it is then
+
+	mu sync.Mutex
+	of map[string]map[string]sandbox.Secret // by tenant and name
+}
+
+func (b *secretBook) put(tenant string, secrets []sandbox.Secret) {
+	named := make(map[string]sandbox.Secret, len(secrets))
+	for _, s := range secrets {
+		named[s.Name] = s
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.of == nil {
+		b.of = map[string]map[string]sandbox.Secret{}
+	}
+	b.of[tenant] = named
+}
+
+// find returns those of names that there are. known is false for a tenant that
+// has not been spoken of.
+func (b *secretBook) find(tenant string, names []string) (found []sandbox.Secret, known bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	named, known := b.of[tenant]
+	for _, n := range names {
+		if s, ok := named[n]; ok {
+			found = append(found, s)
+		}
+	}
+	return found, known
+}
+
+// intercepted says whether requests of a sandbox are looked into, and so whether
+// it must trust an authority.
+func intercepted(s sandbox.Spec) bool { return len(s.Secrets) > 0 || taped(s.Network) }
+
+// interception is what is to be done with a sandbox's requests; nil = nothing.
+func (n *Node) interception(sb sandbox.Sandbox) (*proxy.Interception, error) {
+	if !intercepted(sb.Spec) {
+		return nil, nil
+	}
+	a, err := n.cfg.Networks.Authority(authorityOf(sb))
+	if err != nil {
+		return nil, err
+	}
+	i := &proxy.Interception{Authority: a}
+	n.tapes.get(sb.ID).through(i)
+	if len(sb.Spec.Secrets) == 0 || sb.Spec.Network.Replay != nil { // of a replay nothing leaves, with values or without
+		return i, nil
+	}
+	found, known := n.secrets.find(sb.Tenant, sb.Spec.Secrets)
+	if !known {
+		return &proxy.Interception{Pending: true}, nil
+	}
+	set, err := secret.Compile(found)
+	if err != nil {
+		return nil, err
+	}
+	i.Names, i.Secrets = set.Covers, set.Wrap
+	return i, nil
+}
+
+func authorityOf(sb sandbox.Sandbox) string { return cmp.Or(sb.Spec.Authority, sb.ID) }
+
+// environment is what processes of a sandbox start with, over the image's.
+// What the user set stays as it is, and so does what the image says about
+// certificates.
+func (n *Node) environment(sb sandbox.Sandbox, img sandbox.ImageConfig) map[string]string {
+	if !intercepted(sb.Spec) {
+		return sb.Spec.Env
+	}
+	env := trustEnv(img.Env)
+	found, _ := n.secrets.find(sb.Tenant, sb.Spec.Secrets)
+	maps.Copy(env, secret.Env(found))
+	maps.Copy(env, sb.Spec.Env)
+	return env
+}
+
+// PutSecrets makes these the secrets of a tenant. Requests that sandboxes make
+// from now on go by them. See server.SecretNode.
+func (n *Node) PutSecrets(ctx context.Context, tenant string, secrets []sandbox.Secret) error {
+	if err := n.call(); err != nil {
+		return err
+	}
+	defer n.calls.Done()
+	if _, err := secret.Compile(secrets); err != nil {
+		return sandbox.WithOp("node.put_secrets", err)
+	}
+	n.secrets.put(tenant, secrets)
+	n.mu.Lock()
+	var boxes []*box
+	for _, b := range n.live {
+		if b.sb.Tenant == tenant && intercepted(b.sb.Spec) {
+			boxes = append(boxes, b)
+		}
+	}
+	n.mu.Unlock()
+	for _, b := range boxes {
+		n.mu.Lock()
+		sb, k := b.sb, b.kernel
+		b.container.Env = n.environment(sb, b.image) // of the next container
+		n.mu.Unlock()
+		if err := n.intercept(sb, k); err != nil {
+			return sandbox.WithOp("node.put_secrets", err)
+		}
+	}
+	return nil
+}
+
+// intercept puts in force what is to be done with a sandbox's requests.
+func (n *Node) intercept(sb sandbox.Sandbox, k runtime.Kernel) error {
+	if k == nil || n.cfg.Networks == nil {
+		return nil
+	}
+	n.secrets.applying.Lock()
+	defer n.secrets.applying.Unlock()
+	box := n.cfg.Networks.Box(k.ID())
+	if box == nil {
+		return nil
+	}
+	i, err := n.interception(sb)
+	if err != nil {
+		return err
+	}
+	box.Intercept(i)
+	return nil
+}
+
+// interceptAgain is for a kernel that has just become a sandbox's: a PutSecrets
+// since its network was made did not find it.
+func (n *Node) interceptAgain(sb sandbox.Sandbox, k runtime.Kernel) {
+	if !intercepted(sb.Spec) {
+		return
+	}
+	if err := n.intercept(sb, k); err != nil {
+		n.log.Error("a sandbox goes on with the secrets it began with", "sandbox", sb.ID, "err", err)
+	}
+}
+
+// UseSecrets says which secrets a sandbox's requests leave with, and returns the
+// authority it then has. It is woken: what it is to trust is among its files.
+func (n *Node) UseSecrets(ctx context.Context, id string, names []string) (authority string, err error) {
+	const op = "node.use_secrets"
+	if err := n.call(); err != nil {
+		return "", err
+	}
+	defer n.calls.Done()
+	b, release, err := n.hold(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	giveBack, err := n.own(ctx, b)
+	if err != nil {
+		return "", err
+	}
+	defer giveBack()
+	n.mu.Lock()
+	sb, container := b.sb, b.container
+	n.mu.Unlock()
+	if found, _ := n.secrets.find(sb.Tenant, names); len(found) != len(names) {
+		return "", sandbox.Errorf(sandbox.NotFound, op, "node %s has %d of %d secrets", n.cfg.Name, len(found), len(names))
+	}
+	sb.Spec.Secrets = slices.Clone(names)
+	if intercepted(sb.Spec) {
+		sb.Spec.Authority = authorityOf(sb)
+	}
+	if _, err := n.interception(sb); err != nil {
+		return "", sandbox.WithOp(op, err)
+	}
+	container.Env = n.environment(sb, b.image)
+	k := n.inside(b)
+	// What it trusts and what its processes are told does nothing by itself.
+	if err = n.trust(ctx, sb, k); err == nil {
+		err = k.Guest().SetEnv(ctx, runtime.Environ(container))
+	}
+	if err == nil {
+		err = n.journal.append(record{Kind: recSecrets, ID: id, Secrets: sb.Spec.Secrets, Authority: sb.Spec.Authority})
+	}
+	if err != nil {
+		return "", sandbox.WithOp(op, n.explain(b, k, err))
+	}
+	n.mu.Lock()
+	b.sb.Spec.Secrets, b.sb.Spec.Authority, b.container.Env = sb.Spec.Secrets, sb.Spec.Authority, container.Env
+	sb = b.sb
+	n.mu.Unlock()
+	if err := n.intercept(sb, k); err != nil {
+		return "", sandbox.WithOp(op, err)
+	}
+	return sb.Spec.Authority, nil
+}

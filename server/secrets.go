@@ -1,0 +1,296 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"connectrpc.com/connect"
+
+	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/egress/secret"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
+	"github.com/cove-sandbox/cove/wire"
+)
+
+// SecretNode is what the server needs of a node for secrets. Values are handed
+// to it and kept in its memory only.
+type SecretNode interface {
+	// PutSecrets makes these all the secrets of a tenant, with their values. When
+	// it returns, requests of running sandboxes go by them.
+	PutSecrets(ctx context.Context, tenant string, secrets []sandbox.Secret) error
+	// UseSecrets says which of its tenant's secrets a sandbox has, and returns the
+	// authority that it trusts from then on.
+	UseSecrets(ctx context.Context, id string, names []string) (authority string, err error)
+}
+
+// maxSecrets of a tenant, and of a sandbox.
+const (
+	maxSecrets        = 1000
+	maxSandboxSecrets = 32
+)
+
+type secretService struct{ *Server }
+
+// secretBook keeps what the node knows and what the store has the same.
+type secretBook struct {
+	changing sync.Mutex // held from a change in the store to its end on the node
+}
+
+func (s secretService) Create(ctx context.Context, r *connect.Request[covev1.CreateSecretRequest]) (*connect.Response[covev1.CreateSecretResponse], error) {
+	m := r.Msg
+	now := s.cfg.Clock().UTC()
+	sec := sandbox.Secret{Tenant: store.ScopeOf(ctx).Tenant(), Name: m.Name, Hosts: m.Hosts, Header: m.Header, Format: m.Format, URL: m.Url, Body: m.Body,
+		AllowHTTP: m.AllowHttp, Env: m.Env, Placeholder: m.Placeholder, Value: sandbox.NewSecretValue(m.Value), CreatedAt: now, UpdatedAt: now}
+	if sec.Placeholder == "" {
+		sec.Placeholder = newPlaceholder(sec.Name)
+	}
+	if err := secret.Validate(sec); err != nil {
+		return nil, err
+	}
+	err := s.changeSecrets(ctx, func(ctx context.Context) error {
+		have, err := s.store.ListSecrets(ctx)
+		if err != nil {
+			return err
+		}
+		if len(have) >= maxSecrets {
+			return &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("there are %d secrets, the most a tenant may have", len(have)), Hint: "delete some first"}
+		}
+		// The value of one must not be changed by what stands for another.
+		if i := slices.IndexFunc(have, func(h store.SealedSecret) bool { return h.Placeholder == sec.Placeholder && h.Name != sec.Name }); i >= 0 {
+			return sandbox.InvalidField("placeholder", "is that of secret '%s'", have[i].Name)
+		}
+		sealed, err := s.vault.seal(sec)
+		if err != nil {
+			return err
+		}
+		return s.store.CreateSecret(ctx, sealedOf(sec, sealed))
+	})
+	if errors.Is(err, sandbox.ErrAlreadyExists) {
+		err = &sandbox.Error{Class: sandbox.AlreadyExists, Field: "name", Msg: "there is a secret '" + m.Name + "' already", Hint: "update it, which running sandboxes notice at once"}
+	}
+	return answer(&covev1.CreateSecretResponse{Secret: wire.Secret(sec)}, err)
+}
+
+func sealedOf(sec sandbox.Secret, sealed []byte) store.SealedSecret {
+	sec.Value = sandbox.SecretValue{}
+	return store.SealedSecret{Secret: sec, Sealed: sealed}
+}
+
+func (s secretService) List(ctx context.Context, r *connect.Request[covev1.ListSecretsRequest]) (*connect.Response[covev1.ListSecretsResponse], error) {
+	list, err := s.store.ListSecrets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &covev1.ListSecretsResponse{}
+	for _, sec := range list {
+		out.Secrets = append(out.Secrets, wire.Secret(sec.Secret))
+	}
+	return connect.NewResponse(out), nil
+}
+
+func (s secretService) Update(ctx context.Context, r *connect.Request[covev1.UpdateSecretRequest]) (*connect.Response[covev1.UpdateSecretResponse], error) {
+	m := r.Msg
+	if err := secret.ValidateName("name", m.Name); err != nil {
+		return nil, err
+	}
+	u := sandbox.SecretUpdate{Hosts: m.Hosts, Header: m.Header, Format: m.Format, Env: m.Env, URL: m.Url, Body: m.Body, AllowHTTP: m.AllowHttp}
+	if m.Value != nil {
+		v := sandbox.NewSecretValue(*m.Value)
+		u.Value = &v
+	}
+	var sec sandbox.Secret
+	err := s.changeSecrets(ctx, func(ctx context.Context) error {
+		have, err := s.store.GetSecret(ctx, m.Name)
+		if err != nil {
+			return s.noSecret(ctx, "name", m.Name, err)
+		}
+		if sec = have.Secret; u.Value == nil { // a new value needs no old one
+			if sec, err = s.vault.open(sec, have.Sealed); err != nil {
+				return err
+			}
+		}
+		sec = u.Apply(sec)
+		if sec.UpdatedAt = s.cfg.Clock().UTC(); !sec.UpdatedAt.After(have.UpdatedAt) {
+			sec.UpdatedAt = have.UpdatedAt.Add(1) // the store tells versions apart by it
+		}
+		if err := secret.Validate(sec); err != nil {
+			return err
+		}
+		sealed, err := s.vault.seal(sec)
+		if err != nil {
+			return err
+		}
+		return s.store.ReplaceSecret(ctx, sealedOf(sec, sealed), have.UpdatedAt)
+	})
+	return answer(&covev1.UpdateSecretResponse{Secret: wire.Secret(sec)}, err)
+}
+
+func (s secretService) Delete(ctx context.Context, r *connect.Request[covev1.DeleteSecretRequest]) (*connect.Response[covev1.DeleteSecretResponse], error) {
+	if err := secret.ValidateName("name", r.Msg.Name); err != nil {
+		return nil, err
+	}
+	err := s.changeSecrets(ctx, func(ctx context.Context) error {
+		return s.noSecret(ctx, "name", r.Msg.Name, s.store.DeleteSecret(ctx, r.Msg.Name))
+	})
+	return answer(&covev1.DeleteSecretResponse{}, err)
+}
+
+// SetSecrets goes to the node first: what is in force there is the truth, and
+// Reconcile takes its word.
+func (s sandboxService) SetSecrets(ctx context.Context, r *connect.Request[covev1.SetSecretsRequest]) (*connect.Response[covev1.SetSecretsResponse], error) {
+	id, names := r.Msg.Id, r.Msg.Secrets
+	if err := validID("id", id); err != nil {
+		return nil, err
+	}
+	sb, err := s.live(ctx, id)
+	if err == nil && len(names) > 0 {
+		err = s.checkSecrets(ctx, "secrets", names, sb.Spec.Network)
+	}
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+	authority, err := s.node.UseSecrets(ctx, id, names)
+	if err == nil {
+		_, err = s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
+			sb.Spec.Secrets, sb.Spec.Authority = names, authority
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, s.explain(ctx, id, err)
+	}
+	return connect.NewResponse(&covev1.SetSecretsResponse{Secrets: names}), nil
+}
+
+// checkSecrets says whether a sandbox with that network may have these secrets.
+func (s *Server) checkSecrets(ctx context.Context, field string, names []string, n sandbox.Network) error {
+	if len(names) > maxSandboxSecrets {
+		return sandbox.InvalidField(field, "%d secrets; at most %d", len(names), maxSandboxSecrets)
+	}
+	if n.Mode == sandbox.NetworkNone && n.Replay == nil { // of a replay the variables matter: they are part of what was asked
+		return sandbox.InvalidField(field, "a sandbox without a network makes no requests that secrets could be put into").
+			WithHint("give it one that reaches their hosts: --network public, or --allow HOST")
+	}
+	have, err := s.store.ListSecrets(ctx)
+	if err != nil {
+		return err
+	}
+	env := map[string]string{}
+	for i, name := range names {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		if err := secret.ValidateName(at, name); err != nil {
+			return err
+		}
+		if slices.Contains(names[:i], name) {
+			return sandbox.InvalidField(at, "'%s' is named twice", name)
+		}
+		j := slices.IndexFunc(have, func(sec store.SealedSecret) bool { return sec.Name == name })
+		if j < 0 {
+			return s.noSecret(ctx, at, name, &sandbox.Error{Class: sandbox.NotFound})
+		}
+		if e := have[j].Env; e != "" {
+			if other := env[e]; other != "" {
+				return sandbox.InvalidField(at, "'%s' and '%s' both have their placeholder in %s", other, name, e)
+			}
+			env[e] = name
+		}
+	}
+	return nil
+}
+
+// noSecret says of an error that a secret is not there which was meant.
+func (s *Server) noSecret(ctx context.Context, field, name string, err error) error {
+	if !errors.Is(err, sandbox.ErrNotFound) {
+		return err
+	}
+	e := &sandbox.Error{Class: sandbox.NotFound, Field: field, Msg: "no secret '" + name + "'", Hint: `"cove secret ls" lists them`}
+	have, lerr := s.store.ListSecrets(ctx)
+	if lerr != nil {
+		return e
+	}
+	var names []string
+	for _, sec := range have {
+		names = append(names, sec.Name)
+	}
+	if did := sandbox.DidYouMean(name, names); did != "" {
+		e.Msg += "; " + did
+	}
+	return e
+}
+
+// changeSecrets makes a change in the store and then on the node, whoever leaves
+// meanwhile.
+func (s *Server) changeSecrets(ctx context.Context, change func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+	s.secrets.changing.Lock()
+	defer s.secrets.changing.Unlock()
+	if err := change(ctx); err != nil {
+		return err
+	}
+	tenant := store.ScopeOf(ctx).Tenant()
+	if err := s.handOver(ctx, tenant); err != nil {
+		s.owe("secrets of "+tenant, func(ctx context.Context) error {
+			s.secrets.changing.Lock()
+			defer s.secrets.changing.Unlock()
+			return s.handOver(store.In(ctx, tenant), tenant)
+		})
+		return sandbox.Errorf(sandbox.Unavailable, "", "it is recorded, and not yet in force on the node: %w", err)
+	}
+	return nil
+}
+
+// handOver gives the node the secrets of a tenant; changing is held. One that
+// cannot be opened is left out: what used it fails, as if it were deleted.
+func (s *Server) handOver(ctx context.Context, tenant string) error {
+	list, err := s.store.ListSecrets(store.In(ctx, tenant))
+	if err != nil {
+		return err
+	}
+	return s.node.PutSecrets(store.In(ctx, tenant), tenant, s.opened(list))
+}
+
+func (s *Server) opened(list []store.SealedSecret) (out []sandbox.Secret) {
+	for _, sealed := range list {
+		sec, err := s.vault.open(sealed.Secret, sealed.Sealed)
+		if err != nil {
+			s.log.Error("a secret cannot be used", "secret", sealed.Name, "tenant", sealed.Tenant, "err", err)
+			continue
+		}
+		out = append(out, sec)
+	}
+	return out
+}
+
+// handOverAll tells a node that has just started about every tenant that has
+// secrets, or sandboxes that wait to hear of them.
+func (s *Server) handOverAll(ctx context.Context, live []sandbox.Sandbox) error {
+	s.secrets.changing.Lock()
+	defer s.secrets.changing.Unlock()
+	list, err := s.store.ListSecrets(ctx)
+	if err != nil {
+		return err
+	}
+	tenants := map[string]bool{}
+	for _, sec := range list {
+		tenants[sec.Tenant] = true
+	}
+	for _, sb := range live {
+		if len(sb.Spec.Secrets) > 0 {
+			tenants[sb.Tenant] = true
+		}
+	}
+	for tenant := range tenants {
+		of := slices.DeleteFunc(slices.Clone(list), func(sec store.SealedSecret) bool { return sec.Tenant != tenant })
+		if err := s.node.PutSecrets(ctx, tenant, s.opened(of)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
