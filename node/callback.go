@@ -25,24 +25,35 @@ const (
 // outlives; it ends when the sandbox does, with the reason. One at a time: a
 // second one ends the first. sandbox.ErrPortTaken.
 func (n *Node) Listen(ctx context.Context, id string, port int) (net.Listener, error) {
-	l := &listener{n: n, id: id, port: port, conns: make(chan net.Conn)}
-	b, first, err := l.open(ctx)
+	l := &listener{n: n, id: id, port: port, conns: make(chan net.Conn), done: make(chan struct{})}
+	l.ctx, l.cancel = context.WithCancelCause(n.ctx)
+	b, release, err := n.hold(ctx, id)
 	if err != nil {
+		l.cancel(err)
 		return nil, err
 	}
-	l.addr = first.Addr()
-	l.ctx, l.cancel = context.WithCancelCause(n.ctx)
-	l.done = make(chan struct{})
+	defer release()
+	// Marked first, so that the one before does not take it back.
 	n.mu.Lock()
-	if b.callbacks != nil {
-		b.callbacks.cancel(errReplaced)
-	}
+	old := b.callbacks
 	b.callbacks = l
-	running := n.goLocked(func() { l.run(b, first) })
 	n.mu.Unlock()
-	if !running {
-		_ = first.Close()
-		return nil, errClosing
+	first, err := l.open(ctx)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err != nil {
+		if b.callbacks == l {
+			b.callbacks = old
+		}
+		l.cancel(err)
+		return nil, err
+	}
+	if old != nil {
+		old.cancel(errReplaced)
+	}
+	l.addr = first.Addr()
+	if !n.goLocked(func() { l.run(b, first) }) {
+		return nil, errClosing // the guest finds out
 	}
 	return l, nil
 }
@@ -64,16 +75,16 @@ type listener struct {
 }
 
 // open listens in the kernel that the sandbox has now.
-func (l *listener) open(ctx context.Context) (*box, *guest.Listener, error) {
+func (l *listener) open(ctx context.Context) (*guest.Listener, error) {
 	b, release, err := l.n.hold(ctx, l.id)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer release()
 	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
 	defer cancel()
 	gl, err := l.n.inside(b).Guest().Listen(ctx, l.port)
-	return b, gl, sandbox.WithOp("node.listen", err)
+	return gl, sandbox.WithOp("node.listen", err)
 }
 
 func (l *listener) run(b *box, gl *guest.Listener) {
@@ -87,45 +98,44 @@ func (l *listener) run(b *box, gl *guest.Listener) {
 	}()
 	defer context.AfterFunc(b.ctx, func() { l.cancel(context.Cause(b.ctx)) })()
 	for {
-		err := l.serve(gl)
-		for tries := 0; l.ctx.Err() == nil; tries++ {
-			if tries > 0 || sandbox.ClassOf(err) != sandbox.NotFound {
-				select {
-				case <-l.ctx.Done():
-				case <-time.After(relistenPause):
-				}
-			}
-			if l.ctx.Err() != nil {
+		l.serve(gl)
+		for gl = nil; gl == nil; {
+			select {
+			case <-l.ctx.Done():
 				return
+			case <-time.After(relistenPause):
 			}
-			if _, gl, err = l.open(l.ctx); err == nil {
-				break
+			if !l.ours(b) {
+				continue // being replaced
 			}
-			// Anything else passes with the kernel that is being replaced.
-			if sandbox.ClassOf(err) != sandbox.Unavailable {
+			var err error
+			if gl, err = l.open(l.ctx); err != nil && sandbox.ClassOf(err) != sandbox.Unavailable {
 				l.cancel(err)
 			}
-		}
-		if l.ctx.Err() != nil {
-			return
 		}
 	}
 }
 
+func (l *listener) ours(b *box) bool {
+	l.n.mu.Lock()
+	defer l.n.mu.Unlock()
+	return b.callbacks == l
+}
+
 // serve hands connections over until the kernel's listener ends.
-func (l *listener) serve(gl *guest.Listener) error {
+func (l *listener) serve(gl *guest.Listener) {
 	defer gl.Close()
 	defer context.AfterFunc(l.ctx, func() { gl.Close() })()
 	for {
 		c, err := gl.Accept()
 		if err != nil {
-			return err
+			return
 		}
 		select {
 		case l.conns <- c:
 		case <-l.ctx.Done():
 			c.Close()
-			return l.ctx.Err()
+			return
 		}
 	}
 }
