@@ -56,6 +56,7 @@ type Client struct {
 	Volumes   covev1.VolumesClient
 	Tenants   covev1.TenantsClient
 	Ports     covev1.PortsClient
+	Callbacks covev1.CallbacksClient
 
 	url, key, agent string
 	rpc, bulk       *http.Client
@@ -95,6 +96,7 @@ func NewClient(url, key string, opts Options) *Client {
 	c.Volumes = covev1.NewVolumesClient(c.rpc, c.url, o)
 	c.Tenants = covev1.NewTenantsClient(c.rpc, c.url, o)
 	c.Ports = covev1.NewPortsClient(c.rpc, c.url, o)
+	c.Callbacks = covev1.NewCallbacksClient(c.rpc, c.url, o)
 	return c
 }
 
