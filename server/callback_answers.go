@@ -72,6 +72,9 @@ func (s *Server) getCallbackBody(w http.ResponseWriter, r *http.Request) error {
 
 // putCallback is PUT /v1/sandboxes/{id}/callbacks/{request}?status=200.
 func (s *Server) putCallback(w http.ResponseWriter, r *http.Request) error {
+	// What is wrong is said at once: net/http would first take 256 KiB more of
+	// an answer that may come in words.
+	_ = http.NewResponseController(w).EnableFullDuplex()
 	c, err := s.callbackOf(r)
 	if err != nil {
 		return err

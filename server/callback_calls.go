@@ -44,6 +44,8 @@ type callbackAnswer struct {
 
 // ServeHTTP is a request from inside. Everything in it is hostile.
 func (r *callbackRoute) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	r.calling.Add(1)
+	defer r.calling.Done()
 	name, path, _ := strings.Cut(strings.TrimPrefix(req.URL.EscapedPath(), "/"), "/")
 	if req.Method == http.MethodConnect || !validName.MatchString(name) {
 		refuse(w, http.StatusNotFound, "no_such_name", "the path must begin with the name of a handler, as in http://"+callbackHost+"/llm", 0)

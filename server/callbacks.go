@@ -64,14 +64,15 @@ func (b *callbackBook) init(s *Server) {
 // callbackRoute is the callback address of one sandbox. What is below mu is
 // guarded by the book's.
 type callbackRoute struct {
-	book  *callbackBook
-	id    string
-	port  int
-	ready chan struct{} // closed when it listens, or err is set
-	over  chan struct{} // closed when it has ended; err says why
-	err   error         // set before one of these is closed
-	ln    net.Listener  // set before ready
-	srv   *http.Server  // the same
+	book    *callbackBook
+	id      string
+	port    int
+	ready   chan struct{}  // closed when it listens, or err is set
+	over    chan struct{}  // closed when it has ended; err says why
+	err     error          // set before one of these is closed
+	ln      net.Listener   // set before ready
+	srv     *http.Server   // the same
+	calling sync.WaitGroup // requests, those being refused too
 
 	ended  bool
 	names  map[string]*callbackName
@@ -249,6 +250,7 @@ func (r *callbackRoute) run() {
 	b.end(r, err)
 	_ = r.srv.Close()
 	_ = ln.Close()
+	r.calling.Wait()
 }
 
 // end takes a route out of the book. Its requests end with their connections.

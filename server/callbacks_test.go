@@ -363,44 +363,47 @@ func TestCallbackServerLeaves(t *testing.T) {
 	}
 	// An answer that breaks off is no answer.
 	s = w.serve(&covev1.ServeCallbacksRequest{SandboxId: sb.Id, Name: "llm"})
-	for begun, want := range map[string]func(reply){
-		"": func(r reply) { w.wantReply(ready(r), 502, "handler_gone", "broke off") },
-		"start": func(r reply) {
-			if r.err == nil {
-				t.Errorf("half an answer looks whole: %q", r.body)
+	for _, begun := range []bool{false, true} {
+		req, _ := http.NewRequestWithContext(t.Context(), "GET", w.node.callbackURL(sb.Id)+"/llm", nil)
+		resps := make(chan *http.Response, 1)
+		go func() {
+			resp, err := plainHTTP.Do(req)
+			if err != nil {
+				t.Error(err)
 			}
-		},
-	} {
-		got := w.inside(sb.Id, "GET", "/llm", nil)
+			resps <- resp
+		}()
 		id := s.request().Id
 		ctx, cancel := context.WithCancel(t.Context())
 		r, body := io.Pipe()
 		answered := make(chan error, 1)
 		go func() { answered <- w.client.AnswerCallback(ctx, sb.Id, id, 200, nil, r, -1) }()
-		if begun != "" {
-			io.WriteString(body, begun)
-			for { // until it is inside
-				w.server.callbacks.mu.Lock()
-				c := w.server.callbacks.routes[sb.Id].calls[id]
-				taken := c != nil && c.taken
-				w.server.callbacks.mu.Unlock()
-				if taken {
-					break
-				}
-				<-tick()
-			}
+		var resp *http.Response
+		if begun {
+			io.WriteString(body, "start")
+			resp = <-resps
+		}
+		for taken := false; !taken; <-tick() {
+			w.server.callbacks.mu.Lock()
+			c := w.server.callbacks.routes[sb.Id].calls[id]
+			taken = c != nil && c.taken
+			w.server.callbacks.mu.Unlock()
 		}
 		cancel()
 		body.CloseWithError(io.ErrUnexpectedEOF)
 		<-answered
-		want(<-got)
+		if !begun {
+			resp = <-resps
+		}
+		got, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if begun && err == nil {
+			t.Errorf("half an answer looks whole: %q", got)
+		}
+		if !begun && (resp.StatusCode != 502 || !strings.Contains(string(got), "broke off")) {
+			t.Errorf("%d %q", resp.StatusCode, got)
+		}
 	}
-}
-
-func ready[T any](v T) <-chan T {
-	c := make(chan T, 1)
-	c <- v
-	return c
 }
 
 // A server of a name that comes back in time is sent what is under way again.

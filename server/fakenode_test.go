@@ -194,9 +194,11 @@ type endingListener struct {
 func (l *endingListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
-		if _, _, ended := l.n.Guest(asServer(context.Background()), l.id); ended != nil {
+		_, release, ended := l.n.Guest(asServer(context.Background()), l.id)
+		if ended != nil {
 			return nil, ended
 		}
+		release()
 	}
 	return c, err
 }

@@ -393,8 +393,7 @@ func templateAndVolumeScenarios() (list []scenario) {
 		}, c.want, c.field, c.words)
 	}
 	add("Callbacks/Close", "nobody serves", func(ctx context.Context, w *world) error {
-		sb := w.create(nil)
-		_, err := w.client.Callbacks.Close(ctx, connect.NewRequest(&covev1.CloseCallbacksRequest{SandboxId: sb.Id, Name: "llm"}))
+		_, err := w.client.Callbacks.Close(ctx, connect.NewRequest(&covev1.CloseCallbacksRequest{SandboxId: live, Name: "llm"}))
 		return err
 	}, notFound, "", "llm")
 	add("Ports/SignSsh", "no such sandbox", func(ctx context.Context, w *world) error {
