@@ -331,6 +331,11 @@ func TestCallbackCallerLeaves(t *testing.T) {
 	answered := make(chan error, 1)
 	go func() { answered <- w.client.AnswerCallback(t.Context(), sb.Id, id, 200, nil, r, -1) }()
 	io.WriteString(body, "begun")
+	for taken := false; !taken; <-tick() {
+		w.server.callbacks.mu.Lock()
+		taken = w.server.callbacks.routes[sb.Id].calls[id].taken
+		w.server.callbacks.mu.Unlock()
+	}
 	leave()
 	for { // until the server notices
 		if _, err := io.WriteString(body, "more"); err != nil {

@@ -9,7 +9,9 @@ The server is COVE_URL with COVE_KEY, or the one on this machine. AsyncSandbox
 has the same methods for asyncio.
 """
 
+from ._callback import Response
 from ._version import VERSION as __version__
+from .callback import AsyncCallback, AsyncCallbackRequest, Callback, CallbackRequest
 from .client import AsyncClient, Client, default_async_client, default_client
 from .errors import (
     AlreadyExists,
@@ -77,6 +79,8 @@ from .watch import AsyncWatch, Watch
 
 __all__ = [
     "AlreadyExists",
+    "AsyncCallback",
+    "AsyncCallbackRequest",
     "AsyncClient",
     "AsyncFiles",
     "AsyncProcess",
@@ -86,6 +90,8 @@ __all__ = [
     "AsyncVolume",
     "AsyncVolumeFiles",
     "AsyncWatch",
+    "Callback",
+    "CallbackRequest",
     "Canceled",
     "Capacity",
     "Client",
@@ -120,6 +126,7 @@ __all__ = [
     "PullProgress",
     "QuotaExceeded",
     "Resources",
+    "Response",
     "Result",
     "Rule",
     "Sandbox",
