@@ -14,6 +14,9 @@ import (
 // answerPrefix marks the headers of a PUT that are the answer's own.
 const answerPrefix = "Cove-Answer-"
 
+// leftGrace is between the end of a caller and that of its request.
+const leftGrace = time.Second
+
 // callbackOf is a request under way that nobody has begun to answer.
 func (s *Server) callbackOf(r *http.Request) (*callback, error) {
 	id := r.PathValue("id")
@@ -102,15 +105,15 @@ func (s *Server) putCallback(w http.ResponseWriter, r *http.Request) error {
 	select {
 	case <-c.done:
 	case <-c.ctx.Done():
-		// The caller has left, and whoever reads the body may wait for more of it.
+		// The caller has left: mostly with its answer, in which case this is
+		// about to be done. If not, the body is read on until its next part.
 		select {
 		case <-c.done:
-		case err := <-a.result: // no: it has its answer
-			a.result <- err
-		default:
+		case <-time.After(leftGrace):
+			w.Header().Set("Connection", "close") // it is of no use behind the deadline
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+			<-c.done
 		}
-		<-c.done
 	}
 	select {
 	case err = <-a.result:
