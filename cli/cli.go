@@ -219,7 +219,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 	}
 	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
 		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.rmCmd())
-	add("network", a.netCmd(), a.secretCmd(), a.recordingCmd(), a.urlCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
+	add("network", a.netCmd(), a.secretCmd(), a.recordingCmd(), a.urlCmd(), a.callbackCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
 	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
 	add("admin", a.imageCmd(), a.keyCmd(), a.tenantCmd(), a.auditCmd())
 	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.infoCmd(), a.versionCmd())

@@ -54,6 +54,11 @@ type fakeAPI struct {
 	queries   []string             // of bulk calls
 	listed    []*covev1.ListSandboxesRequest
 
+	callbacks []*covev1.CallbackRequest // what Serve sends
+	serves    int                       // calls of it
+	answers   map[string]string         // by request
+	all       chan struct{}             // closed when there are as many
+
 	fakeState
 }
 
@@ -84,6 +89,9 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.Handle(covev1.NewSystemHandler(fakeSystem{f}, opt))
 	mux.Handle(covev1.NewTenantsHandler(fakeTenants{f: f}, opt))
 	mux.Handle(covev1.NewSecretsHandler(fakeSecrets{f}, opt))
+	mux.Handle(covev1.NewCallbacksHandler(fakeCallbacks{f: f}, opt))
+	mux.HandleFunc("/v1/sandboxes/{id}/callbacks/{request}/body", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "a body that follows") })
+	mux.HandleFunc("PUT /v1/sandboxes/{id}/callbacks/{request}", f.answered)
 	f.handleState(mux, opt)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/v1/sandboxes/{id}/files", f.bulkFile)

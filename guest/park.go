@@ -162,7 +162,7 @@ func hangUp(nc net.Conn) {
 // endless requests run until something happens inside.
 func endless(op string) bool {
 	switch op {
-	case wire.OpStart, wire.OpAttach, wire.OpWait, wire.OpWaitInit, wire.OpWatch, wire.OpConnect:
+	case wire.OpStart, wire.OpAttach, wire.OpWait, wire.OpWaitInit, wire.OpWatch, wire.OpConnect, wire.OpAccept, wire.OpCallRead, wire.OpCallWrite:
 		return true
 	}
 	return false
@@ -188,9 +188,11 @@ func (c *Client) SetEnv(ctx context.Context, env []string) error {
 
 // Rekey gives the guest of a restored kernel a secret of its own, with the
 // environment and limit of the sandbox it is now. Connections of the old secret
-// end. If it fails, which secret holds is not known.
-func (c *Client) Rekey(ctx context.Context, secret []byte, ct Container) error {
-	_, err := c.call(ctx, wire.Req{Op: wire.OpRekey, Secret: secret, Env: ct.Env, Pids: ct.Pids}, nil)
+// end. same says that it is the sandbox that it was: without it, calls to the
+// host that were under way end too, for their host was another's. If it fails,
+// which secret holds is not known.
+func (c *Client) Rekey(ctx context.Context, secret []byte, ct Container, same bool) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpRekey, Secret: secret, Env: ct.Env, Pids: ct.Pids, Flag: same}, nil)
 	if err != nil {
 		return err
 	}

@@ -144,11 +144,11 @@ func TestRekey(t *testing.T) {
 		left <- old.Start(t.Context(), spec, 0, func(sandbox.ProcessEvent) error { close(started); return nil })
 	}()
 	<-started
-	if err := c.Rekey(t.Context(), []byte("short"), guest.Container{}); !errors.Is(err, sandbox.ErrInvalid) {
+	if err := c.Rekey(t.Context(), []byte("short"), guest.Container{}, false); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("a short secret: %v", err)
 	}
 	next := []byte("another secret of thirty-two byte")
-	if err := c.Rekey(t.Context(), next, guest.Container{Env: []string{"PATH=/usr/bin:/bin", "NEW=env"}}); err != nil {
+	if err := c.Rekey(t.Context(), next, guest.Container{Env: []string{"PATH=/usr/bin:/bin", "NEW=env"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-left; !errors.Is(err, sandbox.ErrUnavailable) {

@@ -121,7 +121,8 @@ type box struct {
 	needs      []string      // manifests mounted inside
 	touched    int64         // +1 for all that may change what is inside
 	same       unchanged
-	active     int // calls under way
+	callbacks  *listener // nil: none
+	active     int       // calls under way
 	lastActive time.Time
 	end        *sandbox.End
 }

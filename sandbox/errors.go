@@ -64,6 +64,7 @@ type Reason string
 
 const (
 	PortClosed Reason = "port_closed" // of Precondition: nothing inside listens on the port
+	PortTaken  Reason = "port_taken"  // of Precondition: a program inside has the port that was to be listened on
 	Asleep     Reason = "asleep"      // of Precondition: on standby, and the caller would not have it woken
 
 	ReplayMissed    Reason = "replay_miss"      // of NotFound: no such request was recorded, or not as often
@@ -72,6 +73,7 @@ const (
 
 var (
 	ErrPortClosed = &Error{Class: Precondition, Reason: PortClosed}
+	ErrPortTaken  = &Error{Class: Precondition, Reason: PortTaken}
 	ErrAsleep     = &Error{Class: Precondition, Reason: Asleep}
 
 	ErrReplayMissed    = &Error{Class: NotFound, Reason: ReplayMissed}

@@ -19,12 +19,13 @@ type callBook struct {
 	mu       sync.Mutex
 	draining bool
 	active   int
+	begun    chan struct{} // closed when draining
 	idle     chan struct{} // closed when draining and active is 0
 }
 
 func (b *callBook) init() {
 	b.cut, b.cutNow = context.WithCancelCause(context.Background())
-	b.idle = make(chan struct{})
+	b.idle, b.begun = make(chan struct{}), make(chan struct{})
 }
 
 // track gives a request a context that ends when the server cuts its calls.
@@ -57,6 +58,9 @@ func (b *callBook) checkIdleLocked() {
 	}
 }
 
+// drained is closed when a drain begins, for calls that have no end of their own.
+func (b *callBook) drained() <-chan struct{} { return b.begun }
+
 func (b *callBook) isDraining() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -83,6 +87,9 @@ const cutGrace = 5 * time.Second
 func (s *Server) Drain(ctx context.Context) (left int) {
 	b := &s.calls
 	b.mu.Lock()
+	if !b.draining {
+		close(b.begun)
+	}
 	b.draining = true
 	b.checkIdleLocked()
 	b.mu.Unlock()

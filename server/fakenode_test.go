@@ -22,6 +22,7 @@ import (
 type fakeNode struct {
 	onCreate func(ctx context.Context, sb sandbox.Sandbox) error // before anything is made
 	onReset  func() error
+	onListen func(port int) error        // before anything listens
 	onBulk   func(op guest.BulkOp) error // before anything is moved
 
 	fakeNetworks // guarded by mu
@@ -30,12 +31,14 @@ type fakeNode struct {
 	lib   *fakeLibrary
 	ended chan string
 
-	mu      sync.Mutex
-	live    map[string]*fakeGuest
-	ends    map[string]sandbox.End
-	created int
-	acked   []string
-	held    int // guests not released
+	mu   sync.Mutex
+	live map[string]*fakeGuest
+	ends map[string]sandbox.End
+
+	listeners map[string]net.Listener // by sandbox
+	created   int
+	acked     []string
+	held      int // guests not released
 
 	fakeState
 }
@@ -110,6 +113,9 @@ func (n *fakeNode) Kill(ctx context.Context, id string, end sandbox.End) error {
 
 func (n *fakeNode) endLocked(g *fakeGuest, end sandbox.End) {
 	delete(n.live, g.sb.ID)
+	if l := n.listeners[g.sb.ID]; l != nil {
+		l.Close()
+	}
 	delete(n.standby, g.sb.ID)
 	n.ends[g.sb.ID] = end
 	close(g.dead)
@@ -154,6 +160,56 @@ func (n *fakeNode) Guest(ctx context.Context, id string) (Guest, func(), error) 
 }
 
 // Dial reaches this machine's own loopback, where tests have their servers.
+// Listen is on a port of this machine that the test asks the node for.
+func (n *fakeNode) Listen(ctx context.Context, id string, port int) (net.Listener, error) {
+	if _, release, err := n.Guest(ctx, id); err != nil {
+		return nil, err
+	} else {
+		release()
+	}
+	if n.onListen != nil {
+		if err := n.onListen(port); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.listeners == nil {
+		n.listeners = map[string]net.Listener{}
+	}
+	n.listeners[id] = l
+	return &endingListener{l, n, id}, nil
+}
+
+// endingListener ends with its sandbox, and says so.
+type endingListener struct {
+	net.Listener
+	n  *fakeNode
+	id string
+}
+
+func (l *endingListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		_, release, ended := l.n.Guest(asServer(context.Background()), l.id)
+		if ended != nil {
+			return nil, ended
+		}
+		release()
+	}
+	return c, err
+}
+
+func (n *fakeNode) callbackURL(id string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return "http://" + n.listeners[id].Addr().String()
+}
+
 func (n *fakeNode) Dial(ctx context.Context, id string, port int) (net.Conn, func(), error) {
 	_, release, err := n.Guest(ctx, id)
 	if err != nil {

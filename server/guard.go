@@ -157,6 +157,13 @@ func (g *guard) Dial(ctx context.Context, id string, port int) (net.Conn, func()
 	return g.node.Dial(ctx, id, port)
 }
 
+func (g *guard) Listen(ctx context.Context, id string, port int) (net.Listener, error) {
+	if err := g.may(ctx, id); err != nil {
+		return nil, err
+	}
+	return g.node.Listen(ctx, id, port)
+}
+
 func (g *guard) SetNetwork(ctx context.Context, id string, n sandbox.Network) (int64, error) {
 	if err := g.may(ctx, id); err != nil {
 		return 0, err

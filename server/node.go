@@ -34,6 +34,10 @@ type Node interface {
 	// Dial opens a byte stream to a TCP port inside and marks the sandbox active
 	// until release is called. sandbox.ErrPortClosed if nothing listens there.
 	Dial(ctx context.Context, id string, port int) (c net.Conn, release func(), err error)
+	// Listen takes the connections that code inside makes to the callback
+	// address, until the sandbox ends; they stand still with it on standby. One
+	// at a time. sandbox.ErrPortTaken if a program inside has the port.
+	Listen(ctx context.Context, id string, port int) (net.Listener, error)
 	// Bulk moves content between a host descriptor and the sandbox.
 	Bulk(ctx context.Context, id string, op guest.BulkOp, stdin, stdout *os.File) error
 

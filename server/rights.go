@@ -85,6 +85,9 @@ var classes = map[string]sandbox.Role{
 	"Secrets/Update": sandbox.AdminRole,
 	"Secrets/Delete": sandbox.AdminRole,
 
+	"Callbacks/Serve": sandbox.DeveloperRole,
+	"Callbacks/Close": sandbox.DeveloperRole,
+
 	"Keys/Create": sandbox.AdminRole,
 	"Keys/List":   sandbox.AdminRole,
 	"Keys/Revoke": sandbox.AdminRole,
@@ -100,17 +103,19 @@ var classes = map[string]sandbox.Role{
 
 // routeNeeds are those of the plain routes, by their pattern.
 var routeNeeds = map[string]need{
-	"GET /v1/sandboxes/{id}/files":    {sandbox.ReadonlyRole, "files"},
-	"PUT /v1/sandboxes/{id}/files":    {sandbox.DeveloperRole, "files"},
-	"GET /v1/sandboxes/{id}/tar":      {sandbox.ReadonlyRole, "files"},
-	"PUT /v1/sandboxes/{id}/tar":      {sandbox.DeveloperRole, "files"},
-	"GET /v1/sandboxes/{id}/connect":  {sandbox.DeveloperRole, "ports"},
-	"PUT /v1/images":                  {sandbox.DeveloperRole, "images"},
-	"GET /v1/snapshots/{id}/tar":      {sandbox.ReadonlyRole, "snapshots"},
-	"GET /v1/recordings/{id}/archive": {sandbox.ReadonlyRole, "recordings"},
-	"PUT /v1/recordings":              {sandbox.DeveloperRole, "recordings"},
-	"GET /v1/volumes/{id}/files":      {sandbox.ReadonlyRole, "volumes"},
-	"PUT /v1/volumes/{id}/files":      {sandbox.DeveloperRole, "volumes"},
+	"GET /v1/sandboxes/{id}/files":                    {sandbox.ReadonlyRole, "files"},
+	"PUT /v1/sandboxes/{id}/files":                    {sandbox.DeveloperRole, "files"},
+	"GET /v1/sandboxes/{id}/tar":                      {sandbox.ReadonlyRole, "files"},
+	"PUT /v1/sandboxes/{id}/tar":                      {sandbox.DeveloperRole, "files"},
+	"GET /v1/sandboxes/{id}/connect":                  {sandbox.DeveloperRole, "ports"},
+	"PUT /v1/images":                                  {sandbox.DeveloperRole, "images"},
+	"GET /v1/snapshots/{id}/tar":                      {sandbox.ReadonlyRole, "snapshots"},
+	"GET /v1/recordings/{id}/archive":                 {sandbox.ReadonlyRole, "recordings"},
+	"PUT /v1/recordings":                              {sandbox.DeveloperRole, "recordings"},
+	"GET /v1/volumes/{id}/files":                      {sandbox.ReadonlyRole, "volumes"},
+	"PUT /v1/volumes/{id}/files":                      {sandbox.DeveloperRole, "volumes"},
+	"GET /v1/sandboxes/{id}/callbacks/{request}/body": {sandbox.DeveloperRole, "callbacks"},
+	"PUT /v1/sandboxes/{id}/callbacks/{request}":      {sandbox.DeveloperRole, "callbacks"},
 }
 
 // rights is what every Connect procedure needs; those that are in the protos

@@ -50,6 +50,7 @@ func (s *Server) routes() http.Handler {
 	mux.Handle(covev1.NewTenantsHandler(tenantService{s}, opts...))
 	mux.Handle(covev1.NewPortsHandler(portService{s}, opts...))
 	mux.Handle(covev1.NewSecretsHandler(secretService{s}, opts...))
+	mux.Handle(covev1.NewCallbacksHandler(callbackService{s}, opts...))
 	for pattern, h := range s.httpRoutes() {
 		mux.Handle(pattern, s.rights.route(pattern, &s.audit, h))
 	}
@@ -67,17 +68,19 @@ func (s *Server) routes() http.Handler {
 // httpRoutes are the endpoints beside Connect, each with its operation's name.
 func (s *Server) httpRoutes() map[string]http.Handler {
 	return map[string]http.Handler{
-		"GET /v1/sandboxes/{id}/files":    s.plain("file.download", s.getFile), // HEAD comes with it
-		"PUT /v1/sandboxes/{id}/files":    s.plain("file.upload", s.putFile),
-		"GET /v1/sandboxes/{id}/tar":      s.plain("file.download_tar", s.getTar),
-		"PUT /v1/sandboxes/{id}/tar":      s.plain("file.upload_tar", s.putTar),
-		"GET /v1/sandboxes/{id}/connect":  s.plain("port.connect", s.connectPort),
-		"PUT /v1/images":                  s.plain("image.import", s.importImage),
-		"GET /v1/snapshots/{id}/tar":      s.plain("snapshot.download_tar", s.getSnapshotTar),
-		"GET /v1/recordings/{id}/archive": s.plain("recording.export", s.getRecording),
-		"PUT /v1/recordings":              s.plain("recording.import", s.putRecording),
-		"GET /v1/volumes/{id}/files":      s.plain("volume.download", s.getVolumeFile),
-		"PUT /v1/volumes/{id}/files":      s.plain("volume.upload", s.putVolumeFile),
+		"GET /v1/sandboxes/{id}/files":                    s.plain("file.download", s.getFile), // HEAD comes with it
+		"PUT /v1/sandboxes/{id}/files":                    s.plain("file.upload", s.putFile),
+		"GET /v1/sandboxes/{id}/tar":                      s.plain("file.download_tar", s.getTar),
+		"PUT /v1/sandboxes/{id}/tar":                      s.plain("file.upload_tar", s.putTar),
+		"GET /v1/sandboxes/{id}/connect":                  s.plain("port.connect", s.connectPort),
+		"PUT /v1/images":                                  s.plain("image.import", s.importImage),
+		"GET /v1/snapshots/{id}/tar":                      s.plain("snapshot.download_tar", s.getSnapshotTar),
+		"GET /v1/recordings/{id}/archive":                 s.plain("recording.export", s.getRecording),
+		"PUT /v1/recordings":                              s.plain("recording.import", s.putRecording),
+		"GET /v1/volumes/{id}/files":                      s.plain("volume.download", s.getVolumeFile),
+		"PUT /v1/volumes/{id}/files":                      s.plain("volume.upload", s.putVolumeFile),
+		"GET /v1/sandboxes/{id}/callbacks/{request}/body": s.plain("callback.body", s.getCallbackBody),
+		"PUT /v1/sandboxes/{id}/callbacks/{request}":      s.plain("callback.answer", s.putCallback),
 	}
 }
 
@@ -252,7 +255,7 @@ func (i *callInterceptor) recover(procedure string, err *error) {
 func opOf(procedure string) string {
 	service, method, _ := strings.Cut(strings.TrimPrefix(procedure, "/cove.v1."), "/")
 	noun := map[string]string{"Sandboxes": "sandbox", "Processes": "process", "Files": "file", "Images": "image", "Keys": "key",
-		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume", "Tenants": "tenant", "Ports": "port", "Secrets": "secret", "Recordings": "recording"}[service]
+		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume", "Tenants": "tenant", "Ports": "port", "Secrets": "secret", "Recordings": "recording", "Callbacks": "callback"}[service]
 	var b strings.Builder
 	b.WriteString(noun + ".")
 	for i, r := range method {

@@ -44,7 +44,11 @@ type Config struct {
 	MaxUpload int64         // bytes of one PUT of a file or tar; 64 GiB
 	MaxImage  int64         // bytes of one imported image tar; 64 GiB
 	KeepAlive time.Duration // quiet time after which a process stream says it is alive; 15 s
-	EndWait   time.Duration // how long a broken stream waits to learn that the sandbox ended; 5 s
+	// CallbackGrace is how long requests from inside wait for who served their
+	// name to come back; 5 s. CallbackLinger is how long code inside is then
+	// told so before its connections are refused; 1 minute.
+	CallbackGrace, CallbackLinger time.Duration
+	EndWait                       time.Duration // how long a broken stream waits to learn that the sandbox ended; 5 s
 }
 
 func (c *Config) fill() error {
@@ -72,6 +76,8 @@ func (c *Config) fill() error {
 	setDefault(&c.MaxImage, 64*sandbox.GiB)
 	setDefault(&c.KeepAlive, 15*time.Second)
 	setDefault(&c.EndWait, 5*time.Second)
+	setDefault(&c.CallbackGrace, 5*time.Second)
+	setDefault(&c.CallbackLinger, time.Minute)
 	return nil
 }
 
@@ -95,6 +101,8 @@ type Server struct {
 	creates creates
 	ends    endBook
 	calls   callBook
+
+	callbacks callbackBook
 
 	content  contentBook
 	prepares prepareBook
@@ -128,6 +136,7 @@ func New(cfg Config) (*Server, error) {
 	s.creates.init()
 	s.ends.init()
 	s.calls.init()
+	s.callbacks.init(s)
 	s.content.init()
 	s.prepares.init()
 	s.handler = s.routes()
@@ -178,6 +187,7 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { s.collectLoop(ctx) })
 	wg.Go(func() { s.audit.run(ctx) })
 	wg.Wait()
+	s.callbacks.stop()
 
 	// One last time, so that a stop does not lose the minute.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)

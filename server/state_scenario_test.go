@@ -371,6 +371,32 @@ func templateAndVolumeScenarios() (list []scenario) {
 		add(p.proc, "no such sandbox", func(ctx context.Context, w *world) error { return p.call(ctx, w, "nosuch", 80) }, notFound, "", "")
 		add(p.proc, "port", func(ctx context.Context, w *world) error { return p.call(ctx, w, "nosuch", 70000) }, invalid, "port", "")
 	}
+	for _, c := range []struct {
+		name         string
+		m            *covev1.ServeCallbacksRequest
+		want         *sandbox.Error
+		field, words string
+	}{
+		{"no such sandbox", &covev1.ServeCallbacksRequest{SandboxId: "nosuch", Name: "llm"}, notFound, "", ""},
+		{"name", &covev1.ServeCallbacksRequest{SandboxId: "nosuch", Name: "L/M"}, invalid, "name", "a-z"},
+		{"port", &covev1.ServeCallbacksRequest{SandboxId: "nosuch", Name: "llm", Port: 70000}, invalid, "port", ""},
+		{"owner", &covev1.ServeCallbacksRequest{SandboxId: "nosuch", Name: "llm", Owner: strings.Repeat("x", 65)}, invalid, "owner", "64"},
+	} {
+		add("Callbacks/Serve", c.name, func(ctx context.Context, w *world) error {
+			s, err := w.client.Callbacks.Serve(ctx, connect.NewRequest(c.m))
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			for s.Receive() {
+			}
+			return s.Err()
+		}, c.want, c.field, c.words)
+	}
+	add("Callbacks/Close", "nobody serves", func(ctx context.Context, w *world) error {
+		_, err := w.client.Callbacks.Close(ctx, connect.NewRequest(&covev1.CloseCallbacksRequest{SandboxId: live, Name: "llm"}))
+		return err
+	}, notFound, "", "llm")
 	add("Ports/SignSsh", "no such sandbox", func(ctx context.Context, w *world) error {
 		_, err := w.client.Ports.SignSsh(ctx, connect.NewRequest(&covev1.SignSshRequest{SandboxId: "nosuch", PublicKey: "x"}))
 		return err

@@ -366,6 +366,9 @@ var attacks = map[string][]attack{
 	"Ports/WaitReady": {{`{"sandboxId":"$BOX","port":80,"timeout":"0.1s"}`, "not_found"}},
 	"Ports/SignSsh":   {{`{"sandboxId":"$BOX","publicKey":"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJWVgYg0yV7Q0dlbJmNTSNBAG4hG1JDqQ1vzkOHC5sW1"}`, "not_found"}},
 
+	"Callbacks/Serve": {{`{"sandboxId":"$BOX","name":"llm"}`, "not_found"}, {`{"sandboxId":"$BOX","name":"llm","replace":true}`, "not_found"}},
+	"Callbacks/Close": {{`{"sandboxId":"$BOX","name":"llm"}`, "not_found"}},
+
 	"Keys/Revoke": {{`{"id":"$KEY"}`, "not_found"}},
 	"Keys/Rotate": {{`{"id":"$KEY"}`, "not_found"}},
 
@@ -381,17 +384,19 @@ var attacks = map[string][]attack{
 
 // routeAttacks are the same for the plain routes, by pattern.
 var routeAttacks = map[string][]attack{
-	"GET /v1/sandboxes/{id}/files":    {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
-	"PUT /v1/sandboxes/{id}/files":    {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
-	"GET /v1/sandboxes/{id}/tar":      {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
-	"PUT /v1/sandboxes/{id}/tar":      {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
-	"GET /v1/sandboxes/{id}/connect":  {{"/v1/sandboxes/$BOX/connect?port=80", "not_found"}},
-	"PUT /v1/images":                  {{"/v1/images?name=base&shared=true", "permission_denied"}},
-	"GET /v1/snapshots/{id}/tar":      {{"/v1/snapshots/$FS/tar", "not_found"}, {"/v1/snapshots/red-filesystem/tar", "not_found"}},
-	"GET /v1/recordings/{id}/archive": {{"/v1/recordings/redtape/archive", "not_found"}, {"/v1/recordings/$REC/archive?format=har", "not_found"}},
-	"PUT /v1/recordings":              {{"/v1/recordings?name=redtape", "invalid_argument"}},
-	"GET /v1/volumes/{id}/files":      {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
-	"PUT /v1/volumes/{id}/files":      {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
+	"GET /v1/sandboxes/{id}/files":                    {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
+	"PUT /v1/sandboxes/{id}/files":                    {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
+	"GET /v1/sandboxes/{id}/tar":                      {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
+	"PUT /v1/sandboxes/{id}/tar":                      {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
+	"GET /v1/sandboxes/{id}/connect":                  {{"/v1/sandboxes/$BOX/connect?port=80", "not_found"}},
+	"PUT /v1/images":                                  {{"/v1/images?name=base&shared=true", "permission_denied"}},
+	"GET /v1/snapshots/{id}/tar":                      {{"/v1/snapshots/$FS/tar", "not_found"}, {"/v1/snapshots/red-filesystem/tar", "not_found"}},
+	"GET /v1/recordings/{id}/archive":                 {{"/v1/recordings/redtape/archive", "not_found"}, {"/v1/recordings/$REC/archive?format=har", "not_found"}},
+	"PUT /v1/recordings":                              {{"/v1/recordings?name=redtape", "invalid_argument"}},
+	"GET /v1/volumes/{id}/files":                      {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
+	"PUT /v1/volumes/{id}/files":                      {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
+	"GET /v1/sandboxes/{id}/callbacks/{request}/body": {{"/v1/sandboxes/$BOX/callbacks/x/body", "not_found"}},
+	"PUT /v1/sandboxes/{id}/callbacks/{request}":      {{"/v1/sandboxes/$BOX/callbacks/x", "not_found"}},
 }
 
 // methods is every method of the API that is linked in, from the registry: a new

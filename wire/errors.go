@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -176,8 +177,23 @@ func FromConnect(err error) error {
 // WriteError answers a plain HTTP request with the same error as a Connect
 // unary call: {"code", "message", "details"}, status and headers alike.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
-	_ = errorWriter.Write(w, r, ToConnect(err)) // a failing write means that the client has gone
+	b := &bufferedAnswer{ResponseWriter: w}
+	_ = errorWriter.Write(b, r, ToConnect(err))
+	// With its length, so that a client that is still sending need not wait for
+	// the end of the connection to know that this is all.
+	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
+	w.WriteHeader(b.status)
+	_, _ = w.Write(b.Bytes()) // a failing write means that the client has gone
 }
+
+type bufferedAnswer struct {
+	http.ResponseWriter
+	bytes.Buffer
+	status int
+}
+
+func (b *bufferedAnswer) WriteHeader(status int)      { b.status = status }
+func (b *bufferedAnswer) Write(p []byte) (int, error) { return b.Buffer.Write(p) }
 
 const notRunningHint = `is the server running? "make start" or "cove serve" starts it, COVE_URL names it`
 

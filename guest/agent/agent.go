@@ -46,6 +46,8 @@ type Agent struct {
 	conns  sync.WaitGroup
 	quiet  *time.Timer // nil unless frugal
 
+	callbacks callbacks
+
 	// entering serialises enter and leave.
 	entering sync.Mutex
 
@@ -65,6 +67,7 @@ func New(cfg Config) *Agent {
 	}
 	a := &Agent{secret: cfg.Secret, space: cfg.Space, log: cfg.Logger, budget: &budget{max: totalLogs},
 		listeners: map[net.Listener]struct{}{}, open: map[net.Conn]struct{}{}}
+	a.callbacks.init(cfg.Logger)
 	if cfg.Frugal {
 		a.quiet = time.AfterFunc(frugalAfter, giveBack)
 	}
@@ -207,6 +210,7 @@ func (a *Agent) Close() {
 	}
 	a.mu.Unlock()
 	a.leave()
+	a.callbacks.close()
 	a.conns.Wait()
 }
 
@@ -239,6 +243,11 @@ func (a *Agent) enter(r wire.Req) error {
 			return sandbox.Errorf(sandbox.Unavailable, "guest.enter", "resolv.conf: %w", err)
 		}
 	}
+	if a.callbacks.listening() {
+		if err := a.space.hosts(wire.CallbackAddr, wire.CallbackHost); err != nil {
+			a.log.Warn("/etc/hosts", "err", err)
+		}
+	}
 	ep := newEpisode(a.space, r, a.budget)
 	if !home {
 		if err := ep.makeWorkdir(); err != nil {
@@ -264,6 +273,7 @@ func (a *Agent) leaveNow() {
 	a.episode = nil
 	a.mu.Unlock()
 	if ep != nil {
+		a.callbacks.hangUp() // whoever called is about to be killed
 		ep.leave()
 		a.space.leave()
 	}

@@ -105,6 +105,7 @@ func (a *Agent) freeze() {
 	a.entering.Lock()
 	a.space.rest()
 	a.entering.Unlock()
+	a.callbacks.clock.freeze()
 	if ep, err := a.current(); err == nil {
 		ep.clock.freeze()
 	}
@@ -112,6 +113,7 @@ func (a *Agent) freeze() {
 
 // thaw ends a freeze; without one it does nothing.
 func (a *Agent) thaw() {
+	a.callbacks.clock.thaw()
 	if ep, err := a.current(); err == nil {
 		ep.clock.thaw()
 	}
@@ -134,6 +136,9 @@ func (s *session) rekey(r wire.Req) error {
 			return sandbox.Errorf(sandbox.Unavailable, "guest.rekey", "pids limit: %w", err)
 		}
 		ep.setEnv(r.Env)
+	}
+	if !r.Flag {
+		a.callbacks.forsake()
 	}
 	a.thaw()
 	a.mu.Lock()

@@ -201,6 +201,13 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 		return s.reply(wire.Res{}, nil)
 	case wire.OpRekey:
 		return s.rekey(r)
+	case wire.OpUnlisten:
+		s.agent.callbacks.stop(r.Token)
+		return s.reply(wire.Res{}, nil)
+	case wire.OpAccept:
+		return s.accept(r)
+	case wire.OpCallRead, wire.OpCallWrite, wire.OpCallClose:
+		return s.call(r, body)
 	}
 	ep, err := s.agent.current()
 	if err != nil && r.Op == wire.OpInit {
@@ -255,6 +262,8 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 		return s.watch(ep, r)
 	case wire.OpConnect:
 		return s.connect(ep, r)
+	case wire.OpListen:
+		return s.reply(wire.Res{}, s.agent.listen(ep, r))
 	case wire.OpMount:
 		return s.reply(wire.Res{}, ep.mount(r))
 	}

@@ -15,6 +15,12 @@
 // Connect is the exception: after its Reply both sides send Data, Credit and
 // Shut ([Stream]) until the connection ends.
 //
+// What code inside sends to the host (a callback) is not a stream of this kind:
+// it must survive a checkpoint, which no connection does. The host reads and
+// writes it in pieces by offset (call_read, call_write), each a request that may
+// be sent again: a read's offset says what has arrived, a write's what is there
+// already.
+//
 // The window is there for gVisor's port forward, which carries these bytes: what
 // does not fit the send buffer of its TCP end, 1 MiB, it drops in the middle of
 // the stream (runsc/boot/portforward, doCopy ignores short writes). The other
@@ -98,7 +104,10 @@ type Req struct {
 	Signal string               `json:"signal,omitempty"`
 	Size   *sandbox.TermSize    `json:"size,omitempty"`
 
-	Port int `json:"port,omitempty"` // connect
+	Port int `json:"port,omitempty"` // connect, listen
+
+	Token string `json:"token,omitempty"` // listen, accept, unlisten: whose listener
+	Call  int64  `json:"call,omitempty"`  // call_*: which connection; accept: those after it
 
 	Path   string                `json:"path,omitempty"`
 	To     string                `json:"to,omitempty"`
@@ -125,6 +134,8 @@ type Res struct {
 	End       *sandbox.ProcessEnd `json:"end,omitempty"`
 	Processes []sandbox.Process   `json:"processes,omitempty"`
 	Tasks     []sandbox.Task      `json:"tasks,omitempty"`
+	Calls     []int64             `json:"calls,omitempty"` // accept: connections, the oldest first
+	EOF       bool                `json:"eof,omitempty"`   // call_read: nothing comes after this
 }
 
 // Ops of a request.
@@ -159,7 +170,20 @@ const (
 	OpChown      = "chown"
 	OpWatch      = "watch"
 	OpConnect    = "connect"
+	OpListen     = "listen"
+	OpUnlisten   = "unlisten"
+	OpAccept     = "accept"
+	OpCallRead   = "call_read"
+	OpCallWrite  = "call_write"
+	OpCallClose  = "call_close" // Flag: only our half
 )
+
+// CallbackAddr is where the agent listens for calls to the host. Not 127.0.0.1:
+// a program inside that serves on that may have the same port beside it.
+const CallbackAddr = "127.0.0.77"
+
+// CallbackHost is the name of that address inside.
+const CallbackHost = "cove.internal"
 
 // Conn frames a connection. One goroutine may read while another writes.
 type Conn struct {

@@ -112,7 +112,7 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 	if err != nil {
 		return err
 	}
-	if err := k.guest.Rekey(ctx, secret, guest.Container{Env: runtime.Environ(c), Pids: c.Resources.Pids}); err != nil {
+	if err := k.guest.Rekey(ctx, secret, guest.Container{Env: runtime.Environ(c), Pids: c.Resources.Pids}, c.Guest != nil); err != nil {
 		return fmt.Errorf("giving the guest its secret: %w", err)
 	}
 	if c.Guest != nil {

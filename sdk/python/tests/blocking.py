@@ -13,6 +13,7 @@ _KINDS = (
     cove.AsyncClient,
     cove.AsyncSandbox,
     cove.AsyncProcess,
+    cove.AsyncCallback,
     cove.AsyncFiles,
     cove.AsyncWatch,
     cove.AsyncSnapshot,

@@ -9,7 +9,9 @@ The server is COVE_URL with COVE_KEY, or the one on this machine. AsyncSandbox
 has the same methods for asyncio.
 """
 
+from ._callback import Response
 from ._version import VERSION as __version__
+from .callback import AsyncCallback, AsyncCallbackRequest, Callback, CallbackRequest
 from .client import AsyncClient, Client, default_async_client, default_client
 from .errors import (
     AlreadyExists,
@@ -79,6 +81,8 @@ from .watch import AsyncWatch, Watch
 
 __all__ = [
     "AlreadyExists",
+    "AsyncCallback",
+    "AsyncCallbackRequest",
     "AsyncClient",
     "AsyncFiles",
     "AsyncProcess",
@@ -89,6 +93,8 @@ __all__ = [
     "AsyncVolume",
     "AsyncVolumeFiles",
     "AsyncWatch",
+    "Callback",
+    "CallbackRequest",
     "Canceled",
     "Capacity",
     "Client",
@@ -130,6 +136,7 @@ __all__ = [
     "ReplayMiss",
     "ReplayStatus",
     "Resources",
+    "Response",
     "Result",
     "Rule",
     "Sandbox",

@@ -12,6 +12,7 @@ from ._calls import Command, Created
 from ._session import ProcessSession
 from ._stdin import AsyncStdin, Stdin, split
 from ._values import Seconds, Size
+from .callback import AsyncCallback, AsyncHandler, Callback, Handler
 from .client import AsyncClient, Client, default_async_client, default_client
 from .errors import CoveError, SandboxEnded
 from .files import AsyncFiles, Files
@@ -89,6 +90,7 @@ class Sandbox(_SandboxState):
         super().__init__(info, node_time)
         self._client = client
         self.files = Files(client, info.id)
+        self._served: builtins.list[Callback] = []
 
     @classmethod
     def create(
@@ -356,13 +358,42 @@ class Sandbox(_SandboxState):
         """Return when a shell command inside has exited with 0; DeadlineExceeded after timeout seconds."""
         self._client.call(_port_calls.wait_ready(self.id, port=None, command=command, timeout=timeout))
 
+    def serve(
+        self,
+        name: str,
+        handler: Handler,
+        *,
+        concurrency: int = 32,
+        port: Optional[int] = None,
+        replace: bool = False,
+    ) -> Callback:
+        """Have code inside call handler at http://cove.internal/NAME, without any network.
+
+        handler(request) runs in up to concurrency threads and returns str, bytes, a dict
+        or list (JSON), a Response, or an iterator of str or bytes, which is
+        sent as it comes. What a request holds was written by code inside: treat
+        it as input from a stranger. An exception is 500 inside, without its
+        text. More requests wait. replace takes the
+        name over from another process; port is for an image that needs 80 on
+        all addresses for itself (FailedPrecondition says so). Ends with
+        close(), a with block, or the sandbox.
+        """
+        served = Callback(self._client, self.id, name, handler, port, replace, concurrency)._open()
+        self._served.append(served)
+        return served
+
     def tree(self) -> Tree:
         """Every snapshot and sandbox it hangs together with; print() draws it."""
         return self._client.call(_state_calls.tree(self.id))
 
     def kill(self) -> End:
         """End the sandbox; nothing of it is left on return. An ended one answers with its first end."""
+        self._stop_serving()
         return _end(self._seen(self._client.call(_calls.kill(self.id))))
+
+    def _stop_serving(self) -> None:
+        while self._served:
+            self._served.pop().close()
 
     def set_timeout(self, timeout: Optional[Seconds]) -> SandboxInfo:
         """Let it live for so many seconds from now; None or 0: until it is killed."""
@@ -409,6 +440,7 @@ class AsyncSandbox(_SandboxState):
         super().__init__(info, node_time)
         self._client = client
         self.files = AsyncFiles(client, info.id)
+        self._served: builtins.list[AsyncCallback] = []
 
     @classmethod
     async def create(
@@ -642,13 +674,36 @@ class AsyncSandbox(_SandboxState):
         """Return when a shell command inside has exited with 0; DeadlineExceeded after timeout seconds."""
         await self._client.call(_port_calls.wait_ready(self.id, port=None, command=command, timeout=timeout))
 
+    async def serve(
+        self,
+        name: str,
+        handler: AsyncHandler,
+        *,
+        concurrency: int = 32,
+        port: Optional[int] = None,
+        replace: bool = False,
+    ) -> AsyncCallback:
+        """Have code inside call handler at http://cove.internal/NAME; see Sandbox.serve.
+
+        handler is a coroutine function, an async generator function (its chunks
+        are sent as they come) or a plain function that does not block.
+        """
+        served = await AsyncCallback(self._client, self.id, name, handler, port, replace, concurrency)._open()
+        self._served.append(served)
+        return served
+
     async def tree(self) -> Tree:
         """Every snapshot and sandbox it hangs together with; print() draws it."""
         return await self._client.call(_state_calls.tree(self.id))
 
     async def kill(self) -> End:
         """End the sandbox; nothing of it is left on return. An ended one answers with its first end."""
+        await self._stop_serving()
         return _end(self._seen(await self._client.call(_calls.kill(self.id))))
+
+    async def _stop_serving(self) -> None:
+        while self._served:
+            await self._served.pop().close()
 
     async def set_timeout(self, timeout: Optional[Seconds]) -> SandboxInfo:
         """Let it live for so many seconds from now; None or 0: until it is killed."""
