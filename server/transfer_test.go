@@ -69,7 +69,7 @@ func TestUpAndDown(t *testing.T) {
 			if got, _ := w.file(sb.Id, "/f"); got != string(data) {
 				t.Fatalf("%d bytes, known %v: stored %d others", n, known, len(got))
 			}
-			if wantBulk := !known && n > 0 || n >= smallUpload; (len(bulk) == 1) != wantBulk {
+			if wantBulk := !known || n >= smallUpload; (len(bulk) == 1) != wantBulk {
 				t.Errorf("%d bytes, known %v: %d bulk transfers", n, known, len(bulk))
 			} else if wantBulk && (bulk[0].Write.Mode != 0o600 || bulk[0].Path == "/f") {
 				t.Errorf("not beside the file, or without its mode: %+v", bulk[0])
