@@ -59,6 +59,7 @@ from .models import (
 from .network import Flow, Network, NetworkStatus, Rule
 from .process import AsyncProcess, Process
 from .sandbox import AsyncSandbox, Sandbox
+from .secret import AsyncSecret, Secret, SecretInfo
 from .snapshot import AsyncSnapshot, Snapshot
 from .state import (
     Forks,
@@ -81,6 +82,7 @@ __all__ = [
     "AsyncFiles",
     "AsyncProcess",
     "AsyncSandbox",
+    "AsyncSecret",
     "AsyncSnapshot",
     "AsyncTemplate",
     "AsyncVolume",
@@ -125,6 +127,8 @@ __all__ = [
     "Sandbox",
     "SandboxEnded",
     "SandboxInfo",
+    "Secret",
+    "SecretInfo",
     "ServerInfo",
     "Snapshot",
     "SnapshotInfo",

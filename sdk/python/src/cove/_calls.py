@@ -101,6 +101,7 @@ def sandbox_spec(
     labels: Optional[Mapping[str, str]],
     volumes: Optional[Mapping[str, Union[Ref, tuple[Ref, str]]]] = None,
     network: Optional[NetworkLike] = None,
+    secrets: Optional[Sequence[str]] = None,
 ) -> dict[str, Any]:
     """A SandboxSpec: what to start from (image "base" where nothing is said) and with what."""
     sources = [("image", image), ("snapshot", snapshot), ("template", template)]
@@ -138,7 +139,15 @@ def sandbox_spec(
         spec["volumes"] = [_mount(path, volume) for path, volume in volumes.items()]
     if network is not None:
         spec["network"] = to_network(network)._json()
+    if secrets:
+        spec["secrets"] = names("secrets", secrets)
     return spec
+
+
+def names(field: str, values: Sequence[str]) -> list[str]:
+    if isinstance(values, str):
+        raise InvalidArgument(f"{field}: a list of names, not one string", field=field, hint=f"[{values!r}]")
+    return list(values)
 
 
 def _mount(path: str, volume: Union[Ref, tuple[Ref, str]]) -> dict[str, str]:
@@ -199,6 +208,10 @@ def set_timeout(id: str, timeout: Optional[Seconds]) -> Call[SandboxInfo]:
 def set_network(id: str, network: NetworkLike) -> Call[int]:
     message = {"id": id, "network": to_network(network)._json()}
     return Call("Sandboxes/SetNetwork", message, lambda j: parse_int(j.get("generation")), repeatable=True)
+
+
+def set_secrets(id: str, secrets: Sequence[str]) -> Call[None]:
+    return Call("Sandboxes/SetSecrets", {"id": id, "secrets": names("secrets", secrets)}, nothing, repeatable=True)
 
 
 def get_network(id: str, flows: int) -> Call[NetworkStatus]:

@@ -107,6 +107,7 @@ class Sandbox(_SandboxState):
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
         network: Optional[NetworkLike] = None,
+        secrets: Optional[Sequence[str]] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
         client: Optional[Client] = None,
@@ -121,7 +122,8 @@ class Sandbox(_SandboxState):
         path inside, a volume or its name, or (volume, mode) with the mode "rw"
         (the default, alone), "ro" or "shared". network: "none", "public", rules
         such as ["allow pypi.org", "allow *.pythonhosted.org tcp 443"], or a
-        Network; without, the server's default. The same idempotency_key gives
+        Network; without, the server's default. secrets: names of those its
+        requests leave with; it holds their placeholders only. The same idempotency_key gives
         the same sandbox. create_timeout: seconds to wait while the server is full.
         """
         client = client or default_client()
@@ -141,6 +143,7 @@ class Sandbox(_SandboxState):
             labels=labels,
             volumes=volumes,
             network=network,
+            secrets=secrets,
         )
         created = client.call(_calls.create_sandbox(spec, idempotency_key), create_timeout)
         return cls(client, created.info, created.node_time)
@@ -364,6 +367,10 @@ class Sandbox(_SandboxState):
         """Put another network policy in force and return its generation: nothing that it denies is open any more."""
         return self._client.call(_calls.set_network(self.id, network))
 
+    def set_secrets(self, secrets: Sequence[str]) -> None:
+        """Say which secrets its requests leave with from now on, by name; [] is none."""
+        self._client.call(_calls.set_secrets(self.id, secrets))
+
     def network(self) -> NetworkStatus:
         """The network policy in force, and how much it allowed and denied."""
         return self._client.call(_calls.get_network(self.id, 0))
@@ -421,6 +428,7 @@ class AsyncSandbox(_SandboxState):
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
         network: Optional[NetworkLike] = None,
+        secrets: Optional[Sequence[str]] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
         client: Optional[AsyncClient] = None,
@@ -443,6 +451,7 @@ class AsyncSandbox(_SandboxState):
             labels=labels,
             volumes=volumes,
             network=network,
+            secrets=secrets,
         )
         created = await client.call(_calls.create_sandbox(spec, idempotency_key), create_timeout)
         return cls(client, created.info, created.node_time)
@@ -645,6 +654,10 @@ class AsyncSandbox(_SandboxState):
     async def set_network(self, network: NetworkLike) -> int:
         """Put another network policy in force and return its generation: nothing that it denies is open any more."""
         return await self._client.call(_calls.set_network(self.id, network))
+
+    async def set_secrets(self, secrets: Sequence[str]) -> None:
+        """Say which secrets its requests leave with from now on, by name; [] is none."""
+        await self._client.call(_calls.set_secrets(self.id, secrets))
 
     async def network(self) -> NetworkStatus:
         """The network policy in force, and how much it allowed and denied."""
