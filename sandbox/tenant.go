@@ -69,7 +69,7 @@ type AuditEntry struct {
 
 // ScopeNames are what a key's scopes may name: the services of the API, each
 // alone or as "name:read".
-var ScopeNames = []string{"files", "images", "keys", "ports", "processes", "recordings", "sandboxes", "snapshots", "system", "templates", "tenants", "volumes"}
+var ScopeNames = []string{"files", "images", "keys", "ports", "processes", "recordings", "sandboxes", "secrets", "snapshots", "system", "templates", "tenants", "volumes"}
 
 // ValidateScopes checks the scopes of a key.
 func ValidateScopes(field string, scopes []string) error {
