@@ -142,6 +142,7 @@ func (n *Node) SetNetwork(ctx context.Context, id string, spec sandbox.Network) 
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	b.sb.Spec.Network, b.sb.NetworkGeneration = spec, generation
+	b.sb.Spec = b.sb.Spec.WithAuthority(id)
 	b.container.Resolvers, b.container.Env = resolvers(spec), container.Env
 	return generation, nil
 }

@@ -67,9 +67,6 @@ func (t boxTape) position() string {
 	return t.player.Position()
 }
 
-// taped says whether requests of a sandbox go through a tape.
-func taped(s sandbox.Network) bool { return s.Record != nil || s.Replay != nil }
-
 // through adds a sandbox's tape to what is done with its requests.
 func (t boxTape) through(i *proxy.Interception) {
 	switch {
@@ -84,7 +81,7 @@ func (t boxTape) through(i *proxy.Interception) {
 // of the snapshot that a replay is to go on from.
 func (n *Node) openTape(ctx context.Context, sb sandbox.Sandbox, position string) (t boxTape, err error) {
 	spec := sb.Spec.Network
-	if !taped(spec) {
+	if !spec.Taped() {
 		return t, nil
 	}
 	if n.cfg.Recordings == nil {
@@ -213,7 +210,7 @@ func sameTape(was, is sandbox.Network) bool {
 	case was.Replay != nil && is.Replay != nil:
 		return was.Replay.Recording == is.Replay.Recording && tape.RulesOf(*was.Replay).Equal(tape.RulesOf(*is.Replay))
 	}
-	return !taped(was) && !taped(is)
+	return !was.Taped() && !is.Taped()
 }
 
 // seekTape takes a replay to where a snapshot was; "" = to its start.

@@ -28,6 +28,28 @@ ask("/"); ask("/"); ask("/?q=1"); ask("/echo", b"hello"); ask("/echo", b"again")
 print(urllib.request.urlopen("http://good.test/", timeout=20).read().decode())
 '`
 
+// What cannot be recorded or replayed is not made, and leaves nothing.
+func TestNoSandboxWithoutItsTape(t *testing.T) {
+	m := newMachine(t) // has no networks
+	for name, n := range map[string]sandbox.Network{
+		"record": {Mode: sandbox.NetworkPublic, Record: &sandbox.NetworkRecord{ID: "tape1"}},
+		"replay": {Mode: sandbox.NetworkNone, Replay: &sandbox.NetworkReplay{Recording: "nosuch"}},
+	} {
+		s := spec()
+		s.Network = n
+		_, err := m.Create(t.Context(), sandbox.Sandbox{ID: "a", Spec: s}, m.img)
+		if want := map[string]error{"record": sandbox.ErrUnsupported, "replay": sandbox.ErrNotFound}[name]; !errors.Is(err, want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if left, err := os.ReadDir(m.dir + "/recordings"); err != nil || len(left) > 0 {
+		t.Errorf("left: %v %v", left, err)
+	}
+	if live, _ := m.Live(t.Context()); len(live) != 0 {
+		t.Errorf("live: %v", live)
+	}
+}
+
 func TestAnEpisodeIsRecordedAndReplayed(t *testing.T) {
 	w := egresstest.NewWorld(t)
 	var calls atomic.Int64

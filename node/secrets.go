@@ -56,7 +56,7 @@ func (b *secretBook) find(tenant string, names []string) (found []sandbox.Secret
 
 // intercepted says whether requests of a sandbox are looked into, and so whether
 // it must trust an authority.
-func intercepted(s sandbox.Spec) bool { return len(s.Secrets) > 0 || taped(s.Network) }
+func intercepted(s sandbox.Spec) bool { return len(s.Secrets) > 0 || s.Network.Taped() }
 
 // interception is what is to be done with a sandbox's requests; nil = nothing.
 func (n *Node) interception(sb sandbox.Sandbox) (*proxy.Interception, error) {

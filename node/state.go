@@ -95,6 +95,7 @@ func (s *state) apply(r record) {
 	case recNetwork:
 		if r.Network != nil {
 			e.Sandbox.Spec.Network, e.Sandbox.NetworkGeneration = *r.Network, r.Nth
+			e.Sandbox.Spec = e.Sandbox.Spec.WithAuthority(r.ID)
 		}
 	case recSecrets:
 		e.Sandbox.Spec.Secrets, e.Sandbox.Spec.Authority = r.Secrets, r.Authority

@@ -91,6 +91,18 @@ type ReplayStatus struct {
 	Misses    []ReplayMiss `json:"misses,omitempty"` // the last ones, oldest first
 }
 
+// Taped says whether requests go through a tape.
+func (n Network) Taped() bool { return n.Record != nil || n.Replay != nil }
+
+// WithAuthority is the spec of a sandbox with the authority it is to trust, if
+// its requests are looked into: what it has from its ancestors, or its own.
+func (s Spec) WithAuthority(id string) Spec {
+	if s.Authority == "" && (len(s.Secrets) > 0 || s.Network.Taped()) {
+		s.Authority = id
+	}
+	return s
+}
+
 var recordingName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}$`)
 
 // ValidateRecordingName checks a name; every id is one too.

@@ -68,6 +68,7 @@ func (s sandboxService) SetNetwork(ctx context.Context, r *connect.Request[covev
 	_, err = s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
 		if sb.NetworkGeneration < generation {
 			sb.Spec.Network, sb.NetworkGeneration = n, generation
+			sb.Spec = sb.Spec.WithAuthority(id) // as the node does
 		}
 		return nil
 	})

@@ -286,9 +286,7 @@ func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) 
 
 		NetworkGeneration: 1,
 	}
-	if len(sb.Spec.Secrets) > 0 && sb.Spec.Authority == "" {
-		sb.Spec.Authority = sb.ID
-	}
+	sb.Spec = sb.Spec.WithAuthority(sb.ID)
 	if b.spec.Timeout > 0 {
 		sb.ExpiresAt = now.Add(b.spec.Timeout)
 	}

@@ -70,6 +70,11 @@ func TestRecordingsOfSandboxes(t *testing.T) {
 	if err != nil || r.Results[0].Sandbox.Spec.Network.GetRecord() != nil || r.Results[0].Sandbox.Spec.Network.Mode != "public" {
 		t.Errorf("a fork: %v %v", r, err)
 	}
+	again := w.create(recorded(&covev1.Network{Replay: &covev1.NetworkReplay{Recording: "web"}}))
+	r, err = w.fork(&covev1.ForkRequest{Id: again.Id, Count: 1})
+	if err != nil || r.Results[0].Sandbox.Spec.Network.GetReplay().GetRecording() != "rec1" {
+		t.Errorf("a fork of a replay: %v %v", r, err)
+	}
 	snap := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: sb.Id, Kind: "memory"})
 	for name, c := range map[string]struct {
 		spec   *covev1.SandboxSpec

@@ -70,6 +70,7 @@ func scenarioWorld(t *testing.T) *world {
 	w.node.die(dead, sandbox.OOM)
 	w.ended(dead)
 	w.addState()
+	w.addSecret(&covev1.CreateSecretRequest{Name: "api", Value: secretOfScenarios, Hosts: []string{"api.test"}, Env: "API_KEY"})
 	_ = w.start(live, "proc", "sleep")
 	return w
 }
@@ -433,7 +434,7 @@ func scenarios() []scenario {
 	} {
 		add(tc.proc, tc.name, ctxCall(func(ctx context.Context, w *world) error { _, err := tc.f(ctx, w); return err }), tc.want, tc.field, "")
 	}
-	return append(append(append(list, stateScenarios()...), networkScenarios()...), recordingScenarios()...)
+	return slices.Concat(list, stateScenarios(), networkScenarios(), secretScenarios(), recordingScenarios())
 }
 
 func stream2[A any](open func(context.Context, *world) (*connect.ServerStreamForClient[A], error)) func(context.Context, *world) (any, error) {

@@ -173,10 +173,6 @@ func (s *Server) checkSecrets(ctx context.Context, field string, names []string,
 	if len(names) > maxSandboxSecrets {
 		return sandbox.InvalidField(field, "%d secrets; at most %d", len(names), maxSandboxSecrets)
 	}
-	if n.Mode == sandbox.NetworkNone && n.Replay == nil { // of a replay the variables matter: they are part of what was asked
-		return sandbox.InvalidField(field, "a sandbox without a network makes no requests that secrets could be put into").
-			WithHint("give it one that reaches their hosts: --network public, or --allow HOST")
-	}
 	have, err := s.store.ListSecrets(ctx)
 	if err != nil {
 		return err
@@ -200,6 +196,10 @@ func (s *Server) checkSecrets(ctx context.Context, field string, names []string,
 			}
 			env[e] = name
 		}
+	}
+	if n.Mode == sandbox.NetworkNone && n.Replay == nil { // of a replay the variables matter: they are part of what was asked
+		return sandbox.InvalidField(field, "a sandbox without a network makes no requests that secrets could be put into").
+			WithHint("give it one that reaches their hosts: --network public, or --allow HOST")
 	}
 	return nil
 }
@@ -229,21 +229,23 @@ func (s *Server) noSecret(ctx context.Context, field, name string, err error) er
 func (s *Server) changeSecrets(ctx context.Context, change func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
+	tenant := store.ScopeOf(ctx).Tenant()
 	s.secrets.changing.Lock()
-	defer s.secrets.changing.Unlock()
-	if err := change(ctx); err != nil {
+	err := change(ctx)
+	var late error
+	if err == nil {
+		late = s.handOver(ctx, tenant)
+	}
+	s.secrets.changing.Unlock()
+	if late == nil {
 		return err
 	}
-	tenant := store.ScopeOf(ctx).Tenant()
-	if err := s.handOver(ctx, tenant); err != nil {
-		s.owe("secrets of "+tenant, func(ctx context.Context) error {
-			s.secrets.changing.Lock()
-			defer s.secrets.changing.Unlock()
-			return s.handOver(store.In(ctx, tenant), tenant)
-		})
-		return sandbox.Errorf(sandbox.Unavailable, "", "it is recorded, and not yet in force on the node: %w", err)
-	}
-	return nil
+	s.owe("secrets of "+tenant, func(ctx context.Context) error {
+		s.secrets.changing.Lock()
+		defer s.secrets.changing.Unlock()
+		return s.handOver(ctx, tenant)
+	})
+	return sandbox.Errorf(sandbox.Unavailable, "", "it is recorded, and in force as soon as the node takes it: %w", late)
 }
 
 // handOver gives the node the secrets of a tenant; changing is held. One that

@@ -131,6 +131,9 @@ func newShared(t *testing.T, change ...func(*Config)) *shared {
 	}
 	s.rec = "rectape"
 	s.tape(s.tenants["red"], s.rec, "redtape", "http://redhost.test/redsecret")
+	if _, err := s.red.Secrets.Create(ctx, connect.NewRequest(&covev1.CreateSecretRequest{Name: "redtoken", Value: "redsecretvalue", Hosts: []string{"redhost.test"}, Env: "REDENV"})); err != nil {
+		t.Fatal(err)
+	}
 	s.keys["reader"] = s.key(s.red, &covev1.CreateKeyRequest{Name: "reader", Role: "readonly"})
 	return s
 }
@@ -248,6 +251,9 @@ func (s *shared) fingerprint() string {
 		keys[i].LastUsedAt = keys[i].CreatedAt // the one thing a call changes
 	}
 	out["keys"] = keys
+	secs, err := s.store.ListSecrets(ctx)
+	check(err)
+	out["secrets"] = secs
 	out["tenants"], err = s.store.ListTenants(ctx)
 	check(err)
 	s.node.mu.Lock()
@@ -288,7 +294,8 @@ var attacks = map[string][]attack{
 		{`{"spec":{"template":"redpy"}}`, "not_found"}, {`{"spec":{"template":"redpy@1"}}`, "not_found"}, {`{"spec":{"image":"mine"}}`, "image_not_found"},
 		{`{"spec":{"image":"$IMAGE"}}`, "image_not_found"}, {`{"spec":{"volumes":[{"volume":"data","path":"/d"}]}}`, "not_found"}, {`{"spec":{"volumes":[{"volume":"$VOL","path":"/d"}]}}`, "not_found"},
 		{`{"spec":{"network":{"replay":{"recording":"redtape"}}}}`, "not_found"}, {`{"spec":{"network":{"replay":{"recording":"$REC"}}}}`, "not_found"},
-		{`{"spec":{"network":{"mode":"public","record":{"id":"$REC"}}}}`, "invalid_argument"}},
+		{`{"spec":{"network":{"mode":"public","record":{"id":"$REC"}}}}`, "invalid_argument"},
+		{`{"spec":{"network":{"mode":"public"},"secrets":["redtoken"]}}`, "not_found"}},
 	"Sandboxes/Get":         {{`{"id":"$BOX"}`, "not_found"}},
 	"Sandboxes/List":        {{`{}`, "own"}, {`{"labels":{"run":"redrun"}}`, "own"}, {`{"states":["SANDBOX_STATE_RUNNING","SANDBOX_STATE_ENDED"]}`, "own"}},
 	"Sandboxes/SetTimeout":  {{`{"id":"$BOX","timeout":"60s"}`, "not_found"}},
@@ -304,6 +311,7 @@ var attacks = map[string][]attack{
 	"Sandboxes/GetNetwork": {{`{"id":"$BOX"}`, "not_found"}},
 	"Sandboxes/Restore":    {{`{"id":"$BOX","snapshot":"$MEM"}`, "not_found"}, {`{"id":"$OWN","snapshot":"$MEM"}`, "not_found"}, {`{"id":"$BOX","snapshot":"$OWNSNAP"}`, "not_found"}},
 	"Sandboxes/Tree":       {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$MEM"}`, "not_found"}, {`{"id":"red-memory"}`, "not_found"}},
+	"Sandboxes/SetSecrets": {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$BOX","secrets":["redtoken"]}`, "not_found"}, {`{"id":"$OWN","secrets":["redtoken"]}`, "not_found"}},
 
 	"Processes/Start":      {{`{"sandboxId":"$BOX","process":{"command":"cat /redfile"}}`, "not_found"}},
 	"Processes/Attach":     {{`{"sandboxId":"$BOX","execId":"proc"}`, "not_found"}},
@@ -357,6 +365,11 @@ var attacks = map[string][]attack{
 	"Volumes/Clone":      {{`{"name":"$VOL","newName":"mine"}`, "not_found"}},
 	"Volumes/ListFiles":  {{`{"name":"data","path":"/"}`, "not_found"}, {`{"name":"$VOL","path":"/"}`, "not_found"}},
 	"Volumes/RemoveFile": {{`{"name":"$VOL","path":"/redfile"}`, "not_found"}},
+
+	"Secrets/Create": {{`{"name":"redtoken","value":"bluevalue"}`, "invalid_argument"}},
+	"Secrets/List":   {{`{}`, "own"}},
+	"Secrets/Update": {{`{"name":"redtoken","hosts":["evil.test"]}`, "not_found"}},
+	"Secrets/Delete": {{`{"name":"redtoken"}`, "not_found"}},
 
 	"Keys/Create": {{`{"name":"x","tenant":"red"}`, "not_found"}, {`{"name":"x","tenant":"$REDID"}`, "not_found"}, {`{"name":"x","role":"root"}`, "permission_denied"},
 		{`{"name":"x","tenant":"default"}`, "not_found"}},
@@ -460,7 +473,7 @@ func TestForeignKeyReachesNothing(t *testing.T) {
 	// Pruning blue's own snapshots is blue's right: out of the way before.
 	before := s.fingerprint()
 
-	red := []string{"redsecret", "redrun", "redpy", "red-", "redfile", "reader", s.box, s.image, s.vol, s.rec, "redtape", "redhost", s.keyID, s.tenants["red"],
+	red := []string{"redsecret", "redtoken", "redhost", "REDENV", "redrun", "redpy", "red-", "redfile", "reader", s.box, s.image, s.vol, s.rec, "redtape", s.keyID, s.tenants["red"],
 		s.snap["memory"], s.snap["filesystem"], s.snap["directory"], tpl.Snapshot}
 	leaks := func(what, sent, got string) {
 		t.Helper()

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/egress/tape"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
@@ -32,6 +33,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // world is a server on a fake node and a real store, with a client.
 type world struct {
 	testing.TB
+	dir    string // of the database
 	node   *fakeNode
 	store  *faultyStore
 	server *Server
@@ -162,17 +164,18 @@ func (b *syncBuffer) String() string { b.mu.Lock(); defer b.mu.Unlock(); return 
 
 func newWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
-	st, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "cove.db"))
+	dir := t.TempDir()
+	st, err := sqlite.Open(t.Context(), filepath.Join(dir, "cove.db"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Close() })
-	w := &world{TB: t, node: newFakeNode(), store: &faultyStore{Store: st, fail: map[string]error{}}, log: &syncBuffer{}}
+	w := &world{TB: t, dir: dir, node: newFakeNode(), store: &faultyStore{Store: st, fail: map[string]error{}}, log: &syncBuffer{}}
 	if w.node.recordings, err = tape.OpenLibrary(tape.Config{Dir: t.TempDir()}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.node.recordings.Close() })
-	cfg := Config{Store: w.store, Node: w.node, Version: "test",
+	cfg := Config{Store: w.store, Node: w.node, Version: "test", SecretKeys: cas.NewKeyring(cas.NewKey()),
 		Logger: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	for _, f := range change {
 		f(&cfg)

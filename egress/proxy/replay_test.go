@@ -28,7 +28,7 @@ func fickle() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n := calls.Add(1)
 		w.Header().Set("X-Call", fmt.Sprint(n))
-		switch r.URL.Path {
+		switch strings.TrimPrefix(r.URL.Path, "/h2") { // which tells requests over HTTP/2 apart
 		case "/echo":
 			fmt.Fprintf(w, "call %d: ", n)
 			io.Copy(w, r.Body)
@@ -39,6 +39,10 @@ func fickle() http.Handler {
 				w.(http.Flusher).Flush()
 			}
 			w.Header().Set("X-Sum", fmt.Sprint(n))
+		case "/grpc": // trailers that nobody announced
+			io.Copy(w, r.Body)
+			w.(http.Flusher).Flush()
+			w.Header().Set(http.TrailerPrefix+"Grpc-Status", fmt.Sprint(n))
 		case "/large":
 			b := make([]byte, 3<<20)
 			rand.Read(b)
@@ -106,7 +110,7 @@ func TestARecordedEpisodeIsReplayedWithTheWorldGone(t *testing.T) {
 	episode := func(x *egresstest.Attacker) (out []string) {
 		for _, c := range clients(x) {
 			out = append(out, do(c, "GET", "/", ""), do(c, "GET", "/", ""), do(c, "GET", "/?a=1&b=2", ""), do(c, "POST", "/echo", "one"),
-				do(c, "POST", "/echo", "two"), do(c, "GET", "/chunks", ""), do(c, "GET", "/large", ""), do(c, "HEAD", "/", ""), do(c, "PUT", "/echo", strings.Repeat("x", 300_000)))
+				do(c, "POST", "/echo", "two"), do(c, "GET", "/chunks", ""), do(c, "POST", "/grpc", "call"), do(c, "GET", "/large", ""), do(c, "HEAD", "/", ""), do(c, "PUT", "/echo", strings.Repeat("x", 300_000)))
 		}
 		// At once, over one connection of HTTP/2, where order is nobody's.
 		h2 := clients(x)[0]
@@ -135,6 +139,9 @@ func TestARecordedEpisodeIsReplayedWithTheWorldGone(t *testing.T) {
 	want := episode(x)
 	if reached, _ := w.Hits(); len(reached) > 1 {
 		t.Errorf("reached %q", reached)
+	}
+	if !strings.Contains(want[6], "Grpc-Status:[") {
+		t.Errorf("no trailer: %s", want[6])
 	}
 	for i, s := range want {
 		if strings.HasPrefix(s, "reset") || strings.HasPrefix(s, "error") {

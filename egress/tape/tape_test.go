@@ -459,6 +459,19 @@ func TestAChangedByteIsNoticed(t *testing.T) {
 	}
 }
 
+// A small frame does not become a large one.
+func TestAFrameThatUnpacksToTooMuchIsRefused(t *testing.T) {
+	b := appendFrame(preamble(false), nil, 0, kindHeader, 0, []byte(`{}`))
+	b = appendFrame(b, nil, 0, kindRequest, 1, []byte(`{"method":"GET","url":"https://a.test/"}`))
+	b = appendFrame(b, nil, 0, kindRequestBody, 1, make([]byte, 64<<20))
+	if len(b) > 100_000 {
+		t.Fatalf("%d bytes", len(b))
+	}
+	if _, err := Read(bytes.NewReader(b), int64(len(b)), nil); !errors.Is(err, sandbox.ErrCorrupt) {
+		t.Errorf("%v", err)
+	}
+}
+
 func FuzzRead(f *testing.F) {
 	whole := small(f, nil)
 	f.Add(whole)

@@ -63,6 +63,7 @@ from .process import AsyncProcess, Process
 from .recording import AsyncRecording, Recording
 from .replay import Record, RecordedRequest, RecordingInfo, Replay, ReplayMiss, ReplayStatus
 from .sandbox import AsyncSandbox, Sandbox
+from .secret import AsyncSecret, Secret, SecretInfo
 from .snapshot import AsyncSnapshot, Snapshot
 from .state import (
     Forks,
@@ -88,6 +89,7 @@ __all__ = [
     "AsyncProcess",
     "AsyncRecording",
     "AsyncSandbox",
+    "AsyncSecret",
     "AsyncSnapshot",
     "AsyncTemplate",
     "AsyncVolume",
@@ -142,6 +144,8 @@ __all__ = [
     "Sandbox",
     "SandboxEnded",
     "SandboxInfo",
+    "Secret",
+    "SecretInfo",
     "ServerInfo",
     "Snapshot",
     "SnapshotInfo",

@@ -102,6 +102,7 @@ def sandbox_spec(
     labels: Optional[Mapping[str, str]],
     volumes: Optional[Mapping[str, Union[Ref, tuple[Ref, str]]]] = None,
     network: Optional[NetworkLike] = None,
+    secrets: Optional[Sequence[str]] = None,
     record: Optional[RecordLike] = None,
     replay: Optional[Union[Ref, Replay]] = None,
 ) -> dict[str, Any]:
@@ -141,6 +142,8 @@ def sandbox_spec(
         spec["volumes"] = [_mount(path, volume) for path, volume in volumes.items()]
     if network is not None:
         spec["network"] = to_network(network)._json()
+    if secrets:
+        spec["secrets"] = names("secrets", secrets)
     recorded = to_record(record)
     if recorded is not None:
         spec.setdefault("network", {})["record"] = recorded._json()
@@ -148,6 +151,12 @@ def sandbox_spec(
         replay = replay if isinstance(replay, Replay) else Replay(ref("replay", replay))
         spec.setdefault("network", {})["replay"] = replay._json()
     return spec
+
+
+def names(field: str, values: Sequence[str]) -> list[str]:
+    if isinstance(values, str):
+        raise InvalidArgument(f"{field}: a list of names, not one string", field=field, hint=f"[{values!r}]")
+    return list(values)
 
 
 def _mount(path: str, volume: Union[Ref, tuple[Ref, str]]) -> dict[str, str]:
@@ -208,6 +217,10 @@ def set_timeout(id: str, timeout: Optional[Seconds]) -> Call[SandboxInfo]:
 def set_network(id: str, network: NetworkLike) -> Call[int]:
     message = {"id": id, "network": to_network(network)._json()}
     return Call("Sandboxes/SetNetwork", message, lambda j: parse_int(j.get("generation")), repeatable=True)
+
+
+def set_secrets(id: str, secrets: Sequence[str]) -> Call[None]:
+    return Call("Sandboxes/SetSecrets", {"id": id, "secrets": names("secrets", secrets)}, nothing, repeatable=True)
 
 
 def get_network(id: str, flows: int) -> Call[NetworkStatus]:

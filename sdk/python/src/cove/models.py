@@ -120,6 +120,8 @@ class SandboxInfo:
     network: Network = field(default_factory=Network)
     network_generation: int = 0
     """1 after creation, one more with each set_network."""
+    secrets: tuple[str, ...] = ()
+    """Names of those its requests leave with."""
 
     @classmethod
     def parse(cls, j: Json) -> SandboxInfo:
@@ -149,6 +151,7 @@ class SandboxInfo:
             standby=j.get("standby", ""),
             network=Network._from(spec.get("network") or {}),
             network_generation=parse_int(j.get("networkGeneration")),
+            secrets=tuple(spec.get("secrets") or ()),
         )
 
 

@@ -111,6 +111,7 @@ class Sandbox(_SandboxState):
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
         network: Optional[NetworkLike] = None,
+        secrets: Optional[Sequence[str]] = None,
         record: Optional[RecordLike] = None,
         replay: Optional[Union[RecordingState, Replay, str]] = None,
         idempotency_key: Optional[str] = None,
@@ -127,9 +128,10 @@ class Sandbox(_SandboxState):
         path inside, a volume or its name, or (volume, mode) with the mode "rw"
         (the default, alone), "ro" or "shared". network: "none", "public", rules
         such as ["allow pypi.org", "allow *.pythonhosted.org tcp 443"], or a
-        Network; without, the server's default. record: True or a name, under
-        which all its HTTP and HTTPS is kept; replay: a recording, its name or id,
-        or a Replay, that answers instead of the network. The same idempotency_key gives
+        Network; without, the server's default. secrets: names of those its
+        requests leave with; it holds their placeholders only. record: True or a
+        name, under which all its HTTP and HTTPS is kept; replay: a recording, its
+        name or id, or a Replay, that answers instead of the network. The same idempotency_key gives
         the same sandbox. create_timeout: seconds to wait while the server is full.
         """
         client = client or default_client()
@@ -149,6 +151,7 @@ class Sandbox(_SandboxState):
             labels=labels,
             volumes=volumes,
             network=network,
+            secrets=secrets,
             record=record,
             replay=replay,
         )
@@ -403,6 +406,10 @@ class Sandbox(_SandboxState):
         """Put another network policy in force and return its generation: nothing that it denies is open any more."""
         return self._client.call(_calls.set_network(self.id, network))
 
+    def set_secrets(self, secrets: Sequence[str]) -> None:
+        """Say which secrets its requests leave with from now on, by name; [] is none."""
+        self._client.call(_calls.set_secrets(self.id, secrets))
+
     def network(self) -> NetworkStatus:
         """The network policy in force, and how much it allowed and denied."""
         return self._client.call(_calls.get_network(self.id, 0))
@@ -461,6 +468,7 @@ class AsyncSandbox(_SandboxState):
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
         network: Optional[NetworkLike] = None,
+        secrets: Optional[Sequence[str]] = None,
         record: Optional[RecordLike] = None,
         replay: Optional[Union[RecordingState, Replay, str]] = None,
         idempotency_key: Optional[str] = None,
@@ -485,6 +493,7 @@ class AsyncSandbox(_SandboxState):
             labels=labels,
             volumes=volumes,
             network=network,
+            secrets=secrets,
             record=record,
             replay=replay,
         )
@@ -712,6 +721,10 @@ class AsyncSandbox(_SandboxState):
     async def set_network(self, network: NetworkLike) -> int:
         """Put another network policy in force and return its generation: nothing that it denies is open any more."""
         return await self._client.call(_calls.set_network(self.id, network))
+
+    async def set_secrets(self, secrets: Sequence[str]) -> None:
+        """Say which secrets its requests leave with from now on, by name; [] is none."""
+        await self._client.call(_calls.set_secrets(self.id, secrets))
 
     async def network(self) -> NetworkStatus:
         """The network policy in force, and how much it allowed and denied."""
