@@ -14,6 +14,7 @@ import (
 
 	"github.com/cove-sandbox/cove/cas/local"
 	"github.com/cove-sandbox/cove/egress"
+	"github.com/cove-sandbox/cove/egress/authority"
 	"github.com/cove-sandbox/cove/egress/proxy"
 	"github.com/cove-sandbox/cove/image"
 	"github.com/cove-sandbox/cove/image/imagetest"
@@ -73,7 +74,11 @@ func (m *machine) open() {
 		m.t.Fatal(err)
 	}
 	if m.up != nil {
-		if m.nets, err = egress.Open(egress.Config{Dir: m.dir + "/networks", Upstream: m.up}); err != nil {
+		master, err := authority.Open(m.dir + "/egress.key")
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		if m.nets, err = egress.Open(egress.Config{Dir: m.dir + "/networks", Upstream: m.up, Authorities: master}); err != nil {
 			m.t.Fatal(err)
 		}
 	}
