@@ -110,6 +110,7 @@ type Req struct {
 	Call  int64  `json:"call,omitempty"`  // call_*: which connection; accept: those after it
 
 	Path   string                `json:"path,omitempty"`
+	Paths  []string              `json:"paths,omitempty"` // trust: the stores; its content is the certificate, Path its own file
 	To     string                `json:"to,omitempty"`
 	Offset int64                 `json:"offset,omitempty"`
 	Length int64                 `json:"length,omitempty"`
@@ -131,6 +132,7 @@ type Res struct {
 	File      *sandbox.FileInfo   `json:"file,omitempty"`
 	Files     []sandbox.FileInfo  `json:"files,omitempty"`
 	Truncated bool                `json:"truncated,omitempty"`
+	Missing   bool                `json:"missing,omitempty"` // trust: there is no store
 	End       *sandbox.ProcessEnd `json:"end,omitempty"`
 	Processes []sandbox.Process   `json:"processes,omitempty"`
 	Tasks     []sandbox.Task      `json:"tasks,omitempty"`
@@ -149,6 +151,7 @@ const (
 	OpFreeze     = "freeze"
 	OpThaw       = "thaw"
 	OpSetEnv     = "setenv"
+	OpTrust      = "trust"
 	OpRekey      = "rekey"
 	OpMount      = "mount"
 	OpStart      = "start"
