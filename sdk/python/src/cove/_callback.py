@@ -94,9 +94,8 @@ class Serving:
         self._replace = replace
         self._new = new
         self._envelopes = EnvelopeReader()
-        self._asked: dict[
-            str, Asked
-        ] = {}  # under way here; guarded by being touched by the reader alone, but for done()
+        # Under way here. The reader adds and handlers take out, each in one step.
+        self._asked: dict[str, Asked] = {}
         self._backoff: Optional[Backoff] = None
 
     def open(self) -> dict[str, Any]:
