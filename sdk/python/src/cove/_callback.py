@@ -20,7 +20,7 @@ from .errors import CoveError, InvalidArgument, TransportError, Unavailable
 log = logging.getLogger("cove.callback")
 
 Chunks = Union[Iterable[Union[bytes, str]], AsyncIterable[Union[bytes, str]]]
-Body = Union[str, bytes, Mapping[str, Any], list, Chunks, None]
+Body = Union[str, bytes, Mapping[str, Any], list[Any], Chunks, None]
 
 
 @dataclass
@@ -84,7 +84,9 @@ class Asked:
 class Serving:
     """One name over all its streams."""
 
-    def __init__(self, sandbox_id: str, name: str, port: Optional[int], replace: bool, new: Callable[[Any], Asked]) -> None:
+    def __init__(
+        self, sandbox_id: str, name: str, port: Optional[int], replace: bool, new: Callable[[Any], Asked]
+    ) -> None:
         self.sandbox_id, self.name, self.owner = sandbox_id, name, new_id()
         self.url = ""
         self.closed = False
@@ -92,7 +94,8 @@ class Serving:
         self._replace = replace
         self._new = new
         self._envelopes = EnvelopeReader()
-        self._asked: dict[str, Asked] = {}  # under way here; guarded by being touched by the reader alone, but for done()
+        # Under way here. The reader adds and handlers take out, each in one step.
+        self._asked: dict[str, Asked] = {}
         self._backoff: Optional[Backoff] = None
 
     def open(self) -> dict[str, Any]:

@@ -73,7 +73,15 @@ class _Handle:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._serving.url} of {self._serving.sandbox_id}>"
 
-    def _request(self, client: Union[Client, AsyncClient], method: str, asked: Asked, what: str, answer: Optional[Answer], body: Any) -> Request:
+    def _request(
+        self,
+        client: Union[Client, AsyncClient],
+        method: str,
+        asked: Asked,
+        what: str,
+        answer: Optional[Answer],
+        body: Any,
+    ) -> Request:
         kind = f"callbacks/{asked.id}{what}"
         query = None if answer is None else {"status": str(answer.status)}
         headers = () if answer is None else answer.headers
@@ -93,7 +101,14 @@ class Callback(_Handle):
     """
 
     def __init__(
-        self, client: Client, sandbox_id: str, name: str, handler: Handler, port: Optional[int], replace: bool, concurrency: int
+        self,
+        client: Client,
+        sandbox_id: str,
+        name: str,
+        handler: Handler,
+        port: Optional[int],
+        replace: bool,
+        concurrency: int,
     ) -> None:
         self._client = client
         self._handler = handler
@@ -222,7 +237,7 @@ class Callback(_Handle):
             reply.close()
 
     def wait(self, timeout: Optional[float] = None) -> bool:
-        """Wait until it has ended; False after timeout seconds. Raises why, if that was not close() or the sandbox's end."""
+        """Wait until it has ended; False after timeout seconds. Raises why, unless by close() or with the sandbox."""
         if not self._over.wait(timeout):
             return False
         if self._error is not None:
@@ -306,7 +321,9 @@ class AsyncCallback(_Handle):
     ) -> None:
         self._client = client
         self._handler = handler
-        self._serving = Serving(sandbox_id, name, port, replace, lambda event: AsyncCallbackRequest(event, lambda: self))
+        self._serving = Serving(
+            sandbox_id, name, port, replace, lambda event: AsyncCallbackRequest(event, lambda: self)
+        )
         self._slots = asyncio.Semaphore(concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
         self._reply: Optional[AsyncReply] = None
@@ -351,7 +368,9 @@ class AsyncCallback(_Handle):
                     await self._leave()
                     if self._serving.closed:
                         return
-                    await self._client._settings.clock.async_sleep(self._serving.broke(err, self._client._settings.clock))
+                    await self._client._settings.clock.async_sleep(
+                        self._serving.broke(err, self._client._settings.clock)
+                    )
         except SandboxEnded:
             pass
         except CoveError as err:
@@ -431,7 +450,7 @@ class AsyncCallback(_Handle):
             await reply.close()
 
     async def wait(self, timeout: Optional[float] = None) -> bool:
-        """Wait until it has ended; False after timeout seconds. Raises why, if that was not close() or the sandbox's end."""
+        """Wait until it has ended; False after timeout seconds. Raises why, unless by close() or with the sandbox."""
         assert self._reader is not None
         done, _ = await asyncio.wait({self._reader}, timeout=timeout)
         if not done:
@@ -449,7 +468,9 @@ class AsyncCallback(_Handle):
             with contextlib.suppress(CoveError):
                 await self._client.call(_close(self._serving))
             self._reader.cancel()
-        tasks = [task for task in (self._reader, *self._tasks) if task is not None and task is not asyncio.current_task()]
+        tasks = [
+            task for task in (self._reader, *self._tasks) if task is not None and task is not asyncio.current_task()
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
