@@ -45,6 +45,14 @@ func (c *Client) WriteFile(ctx context.Context, path string, data []byte, opt sa
 	return fileOf(wire.OpWrite, res, err)
 }
 
+// Trust adds a certificate to those of the stores that are there, making the
+// first of another, and then writes it to path: where it is there already nothing
+// is done. missing says that there is no store, and that nothing was done.
+func (c *Client) Trust(ctx context.Context, path string, stores []string, cert []byte) (missing bool, err error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpTrust, Path: path, Paths: stores}, cert)
+	return res.Missing, err
+}
+
 // Stat describes a path. A symlink itself is described, not what it points to.
 func (c *Client) Stat(ctx context.Context, path string) (sandbox.FileInfo, error) {
 	res, err := c.call(ctx, wire.Req{Op: wire.OpStat, Path: path}, nil)

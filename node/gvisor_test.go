@@ -77,11 +77,11 @@ func (m *machine) open() {
 		m.t.Fatal(err)
 	}
 	if m.up != nil {
-		ca, err := authority.Open(m.dir + "/egress.key")
+		master, err := authority.Open(m.dir + "/egress.key")
 		if err != nil {
 			m.t.Fatal(err)
 		}
-		if m.nets, err = egress.Open(egress.Config{Dir: m.dir + "/networks", Upstream: m.up, Authorities: ca}); err != nil {
+		if m.nets, err = egress.Open(egress.Config{Dir: m.dir + "/networks", Upstream: m.up, Authorities: master}); err != nil {
 			m.t.Fatal(err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -47,6 +48,7 @@ func TestJournalRemembersAcrossARestartOnARealDisk(t *testing.T) {
 	end := &sandbox.End{Cause: sandbox.OOM, Detail: "too much"}
 	for _, r := range []record{{Kind: recOpened, Boot: "b1"}, created("a"), created("b"), created("c"),
 		{Kind: recReset, ID: "a", Episode: 2}, {Kind: recExpiry, ID: "a", Expires: at},
+		{Kind: recSecrets, ID: "a", Secrets: []string{"api"}, Authority: "old"}, {Kind: recSecrets, ID: "a", Secrets: []string{"api", "git"}, Authority: "a"},
 		{Kind: recEnded, ID: "b", End: end}, {Kind: recForgot, ID: "c"}} {
 		if err := j.append(r); err != nil {
 			t.Fatal(err)
@@ -68,7 +70,8 @@ func TestJournalRemembersAcrossARestartOnARealDisk(t *testing.T) {
 		t.Fatalf("boot %q, entries %v", st.boot, st.entries)
 	}
 	a, b := st.entries["a"], st.entries["b"]
-	if a.Sandbox.Episode != 2 || !a.Sandbox.ExpiresAt.Equal(at) || a.Kernel.ID != "ka" || a.End != nil {
+	if a.Sandbox.Episode != 2 || !a.Sandbox.ExpiresAt.Equal(at) || a.Kernel.ID != "ka" || a.End != nil ||
+		!slices.Equal(a.Sandbox.Spec.Secrets, []string{"api", "git"}) || a.Sandbox.Spec.Authority != "a" {
 		t.Errorf("a: %+v", a)
 	}
 	if b.End == nil || b.End.Cause != sandbox.OOM {

@@ -1,11 +1,9 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/cove-sandbox/cove/guest"
@@ -58,47 +56,19 @@ func (n *Node) trust(ctx context.Context, sb sandbox.Sandbox, k runtime.Kernel) 
 	return nil
 }
 
-// install writes a certificate into the stores of a container. What an image
-// without any would trust is what the host does.
+// install has a container trust a certificate. What one without any store would
+// trust is what the host does.
 func install(ctx context.Context, g *guest.Client, pem []byte, host func() []byte) error {
-	if have, _, err := g.ReadFile(ctx, trustFile, 0, 0); err == nil && bytes.Equal(have, pem) {
-		return nil
-	}
-	// Numbers: an image may have no names of users.
-	write := func(path string, data []byte, add bool) error {
-		_, err := g.WriteFile(ctx, path, data, sandbox.WriteOptions{User: "0:0", Parents: true, Append: add})
+	missing, err := g.Trust(ctx, trustFile, trustBundles, pem)
+	if err != nil || !missing {
 		return err
 	}
-	var others []byte
-	var missing []string
-	for _, path := range trustBundles {
-		have, _, err := g.ReadFile(ctx, path, 0, 0)
-		switch {
-		case sandbox.ClassOf(err) == sandbox.NotFound:
-			missing = append(missing, path)
-			continue
-		case err != nil:
-			return err
-		}
-		if others == nil {
-			others = have
-		}
-		if bytes.Contains(have, pem) {
-			continue // one of several names of a file
-		}
-		if err := write(path, append([]byte("\n"), pem...), true); err != nil {
-			return err
-		}
+	// Numbers: an image may have no names of users.
+	if _, err := g.WriteFile(ctx, trustBundles[0], host(), sandbox.WriteOptions{User: "0:0", Parents: true}); err != nil {
+		return err
 	}
-	if slices.Contains(missing, trustBundles[0]) {
-		if others == nil {
-			others = host()
-		}
-		if err := write(trustBundles[0], slices.Concat(others, []byte("\n"), pem), false); err != nil {
-			return err
-		}
-	}
-	return write(trustFile, pem, false)
+	_, err = g.Trust(ctx, trustFile, trustBundles, pem)
+	return err
 }
 
 // hostBundle is what the host trusts; nothing if it does not say.

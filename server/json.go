@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/descriptorpb"
 )
 
 // strictJSON is Connect's JSON codec with two differences. It refuses fields it
@@ -39,10 +40,24 @@ func (c strictJSON) Unmarshal(b []byte, m any) error {
 	if err == nil {
 		return nil
 	}
+	if holdsSecret(pm.ProtoReflect().Descriptor()) {
+		// protojson quotes what it does not like, and errors are logged.
+		err = errors.New("it is not JSON as the protos have it")
+	}
 	if field := wrongField(b, pm.ProtoReflect().Descriptor(), pm.ProtoReflect().Type()); field != "" {
 		return fmt.Errorf("%s: %w", field, err)
 	}
 	return err
+}
+
+// holdsSecret says whether a message has a field that nobody may print.
+func holdsSecret(desc protoreflect.MessageDescriptor) bool {
+	for i := range desc.Fields().Len() {
+		if o, ok := desc.Fields().Get(i).Options().(*descriptorpb.FieldOptions); ok && o.GetDebugRedact() {
+			return true
+		}
+	}
+	return false
 }
 
 // wrongField finds the field of a message that does not parse by trying each

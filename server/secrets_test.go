@@ -57,6 +57,14 @@ func TestSecrets(t *testing.T) {
 		t.Errorf("field %q", e.Field)
 	}
 
+	// What is no request is not quoted.
+	for _, body := range []string{`{"name":"x","value":["` + value + `"]}`, `{"name":"x","value":"` + value + `"`, value} {
+		resp, answer := w.http("POST", "/cove.v1.Secrets/Create", strings.NewReader(body), "Authorization", "Bearer "+w.secret, "Content-Type", "application/json")
+		if resp.StatusCode != 400 || strings.Contains(answer, value) {
+			t.Errorf("%s: %s %s", body, resp.Status, answer)
+		}
+	}
+
 	sb := w.create(&covev1.SandboxSpec{Network: publicNetwork(), Secrets: []string{"api"}})
 	if rec, err := w.store.GetSandbox(w.all(), sb.Id); err != nil || rec.Spec.Authority != sb.Id || !slices.Equal(rec.Spec.Secrets, []string{"api"}) {
 		t.Errorf("%+v, %v", rec.Spec, err)

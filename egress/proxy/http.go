@@ -64,6 +64,12 @@ func (b *Box) serve(h *httpBox, c *net.TCPConn, r *bufio.Reader, wrap func(net.C
 				pr.Out.Header.Set("User-Agent", "")
 			}
 		},
+		ModifyResponse: func(res *http.Response) error {
+			if h.tls {
+				res.Header.Del("Alt-Svc") // QUIC would go past us
+			}
+			return nil
+		},
 		Transport: chained{b}, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			var miss *tape.MissError

@@ -94,6 +94,7 @@ var api = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			io.WriteString(c, "up "+line)
 		}
 	default:
+		w.Header().Set("Alt-Svc", `h3=":443"`)
 		fmt.Fprintf(w, "%s %s %s through %s", r.Proto, r.Host, r.URL.RequestURI(), r.Header["Through"])
 	}
 })
@@ -129,7 +130,7 @@ func TestInterception(t *testing.T) {
 		if m := res.Header.Get("Cove-Egress"); m != "" {
 			return fmt.Sprint(res.StatusCode, " ", m, " ", string(b))
 		}
-		return string(b) + fmt.Sprint(" back ", res.Header["Back"])
+		return string(b) + fmt.Sprint(" back ", res.Header["Back"]) + res.Header.Get("Alt-Svc")
 	}
 	https := "https://good.test" + apiPort
 

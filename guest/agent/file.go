@@ -34,6 +34,21 @@ func (s *session) file(ep *episode, r wire.Req, body *content) error {
 	case wire.OpWrite:
 		info, err := ep.write(p, opt, body.each)
 		return s.reply(wire.Res{File: info}, fileError(p, err))
+	case wire.OpTrust:
+		var cert []byte
+		if err := body.each(func(b []byte) error { cert = append(cert, b...); return nil }); err != nil {
+			return err
+		}
+		for i, path := range r.Paths {
+			if r.Paths[i], err = cleanPath("paths", path); err != nil {
+				return err
+			}
+		}
+		if len(r.Paths) == 0 || len(cert) == 0 {
+			return sandbox.InvalidField("paths", "stores and a certificate must be given")
+		}
+		missing, err := ep.trust(p, r.Paths, cert)
+		return s.reply(wire.Res{Missing: missing}, err)
 	case wire.OpStat:
 		info, err := ep.info(p)
 		return s.reply(wire.Res{File: info}, fileError(p, err))

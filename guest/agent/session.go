@@ -213,7 +213,7 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 	case wire.OpInit:
 		return s.reply(wire.Res{InitPID: ep.initPID}, nil)
 	case wire.OpSetEnv:
-		ep.setEnv(r.Env)
+		ep.setEnv(append([]string{}, r.Env...)) // none is an environment too
 		return s.reply(wire.Res{}, nil)
 	case wire.OpWaitInit:
 		select {

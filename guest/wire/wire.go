@@ -101,6 +101,7 @@ type Req struct {
 	Port int `json:"port,omitempty"` // connect
 
 	Path   string                `json:"path,omitempty"`
+	Paths  []string              `json:"paths,omitempty"` // trust: the stores; its content is the certificate, Path its own file
 	To     string                `json:"to,omitempty"`
 	Offset int64                 `json:"offset,omitempty"`
 	Length int64                 `json:"length,omitempty"`
@@ -122,6 +123,7 @@ type Res struct {
 	File      *sandbox.FileInfo   `json:"file,omitempty"`
 	Files     []sandbox.FileInfo  `json:"files,omitempty"`
 	Truncated bool                `json:"truncated,omitempty"`
+	Missing   bool                `json:"missing,omitempty"` // trust: there is no store
 	End       *sandbox.ProcessEnd `json:"end,omitempty"`
 	Processes []sandbox.Process   `json:"processes,omitempty"`
 	Tasks     []sandbox.Task      `json:"tasks,omitempty"`
@@ -138,6 +140,7 @@ const (
 	OpFreeze     = "freeze"
 	OpThaw       = "thaw"
 	OpSetEnv     = "setenv"
+	OpTrust      = "trust"
 	OpRekey      = "rekey"
 	OpMount      = "mount"
 	OpStart      = "start"
