@@ -88,7 +88,13 @@ func must[P, D any](t *testing.T, from func(P) (D, error)) func(P) D {
 
 func TestRoundTrips(t *testing.T) {
 	roundTrip(t, Resources, must(t, ResourcesFrom))
-	roundTrip(t, Spec, must(t, SpecFrom))
+	roundTrip(t, Spec, func(p *covev1.SandboxSpec) sandbox.Spec {
+		s := must(t, SpecFrom)(p)
+		if s.Image != "" { // what stays on the server's side
+			s.Authority = "text"
+		}
+		return s
+	})
 	roundTrip(t, End, EndFrom)
 	roundTrip(t, Stats, StatsFrom)
 	roundTrip(t, ProcessSpec, must(t, ProcessSpecFrom))
@@ -103,7 +109,7 @@ func TestRoundTrips(t *testing.T) {
 	roundTrip(t, Template, func(p *covev1.Template) sandbox.Template {
 		tpl := must(t, TemplateFrom)(p)
 		if tpl.Name != "" { // what stays on the server's side
-			tpl.Tenant = "text"
+			tpl.Tenant, tpl.Spec.Authority = "text", "text"
 		}
 		return tpl
 	})
@@ -113,7 +119,7 @@ func TestRoundTrips(t *testing.T) {
 			t.Error(err)
 		}
 		if s.ID != "" { // what stays on the server's side
-			s.Hidden, s.Tenant = true, "text"
+			s.Hidden, s.Tenant, s.Spec.Authority = true, "text", "text"
 			s.Content = sandbox.Content{Manifest: "text", Size: s.Content.Size, Stored: s.Content.Stored, Same: "text", Base: "text", Image: "text",
 				Plain: "text", Needs: []string{"text", "text"}, Build: s.Content.Build, Replay: "text"}
 		}
@@ -122,7 +128,7 @@ func TestRoundTrips(t *testing.T) {
 
 	var sb sandbox.Sandbox
 	fill(t, reflect.ValueOf(&sb).Elem())
-	sb.Tenant = "" // stays on the server's side
+	sb.Tenant, sb.Spec.Authority = "", "" // stay on the server's side
 	if got, err := SandboxFrom(Sandbox(sb)); err != nil || !reflect.DeepEqual(sb, got) {
 		t.Errorf("sent %+v\n got %+v, %v", sb, got, err)
 	}
