@@ -213,7 +213,7 @@ func BenchmarkThroughput(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	box := proxy.Open(own, ps, w.Upstream(), p, 1, slog.New(slog.DiscardHandler))
+	box := proxy.Open(own, ps, w.Upstream(), p, 1, nil, slog.New(slog.DiscardHandler))
 	defer box.Close()
 
 	lib, base := imagetest.Base(b)
