@@ -206,6 +206,22 @@ func TestCallbackAndResetOnGVisor(t *testing.T) {
 	if out := m.sh("a", python("http://cove.internal/x")); !strings.Contains(out, "refused") {
 		t.Errorf("after Close: %q", out)
 	}
+	// No file to name us in: one is made. One that is no file: an error that says so.
+	m.sh("a", "rm /etc/hosts")
+	h = m.callbacks("a")
+	got := m.ask("a", "/named")
+	within(t, "the call", h.asked)
+	h.answers <- "hello"
+	if out := within(t, "the answer", got); out != "hello" {
+		t.Errorf("without /etc/hosts: %q", out)
+	}
+	if err := h.l.Close(); err != nil {
+		t.Error(err)
+	}
+	m.sh("a", "rm /etc/hosts; mkfifo /etc/hosts")
+	if _, err := m.Listen(t.Context(), "a", 80); !errors.Is(err, sandbox.ErrPrecondition) || !strings.Contains(err.Error(), "/etc/hosts") {
+		t.Errorf("with a FIFO for /etc/hosts: %v", err)
+	}
 }
 
 // Port 80 of other addresses stays free for programs inside. One on all

@@ -38,6 +38,7 @@ const (
 	// take as long as they do.
 	callbackHeaderTime = 30 * time.Second
 	callbackIdle       = 2 * time.Minute
+	drainLook          = 50 * time.Millisecond
 )
 
 var validName = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
@@ -134,6 +135,7 @@ func (s callbackService) Serve(ctx context.Context, r *connect.Request[covev1.Se
 	alive := time.NewTicker(s.cfg.KeepAlive)
 	defer alive.Stop()
 	draining := s.calls.drained()
+	var looks <-chan time.Time // while draining
 	for {
 		select {
 		case <-st.wake:
@@ -148,7 +150,12 @@ func (s callbackService) Serve(ctx context.Context, r *connect.Request[covev1.Se
 			}
 		case <-draining:
 			// Those under way are waited for like other calls.
-			if draining = nil; s.callbacks.idle(st) {
+			draining = nil
+			look := time.NewTicker(drainLook)
+			defer look.Stop()
+			looks = look.C
+		case <-looks:
+			if s.callbacks.idle(st) {
 				return stopping()
 			}
 		case <-st.cut:

@@ -539,6 +539,11 @@ func TestCallbackAnswerWakes(t *testing.T) {
 	}
 	got := w.inside(sb.Id, "GET", "/llm", nil)
 	id := s.request().Id
+	w.node.mu.Lock()
+	if w.node.held != 1 {
+		t.Errorf("a sandbox that waits for an answer counts as idle")
+	}
+	w.node.mu.Unlock()
 	pause()
 	if err := s.answer(id, 200, "ok"); err != nil {
 		t.Fatal(err)
@@ -557,18 +562,29 @@ func TestCallbackAnswerWakes(t *testing.T) {
 	}
 }
 
-// A server that stops lets go of names that are not being used, at once.
+// A server that stops lets go of names that are not being used, waits for
+// requests under way, and takes no new ones.
 func TestCallbackDrain(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create(nil)
+	idle := w.serve(&covev1.ServeCallbacksRequest{SandboxId: sb.Id, Name: "idle"})
 	s := w.serve(&covev1.ServeCallbacksRequest{SandboxId: sb.Id, Name: "llm"})
+	got := w.inside(sb.Id, "GET", "/llm", nil)
+	id := s.request().Id
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if left := w.server.Drain(ctx); left != 0 || ctx.Err() != nil {
+	drained := make(chan int, 1)
+	go func() { drained <- w.server.Drain(ctx) }()
+	wantError(t, <-idle.ended, sandbox.ErrUnavailable, "stopping")
+	w.wantReply(w.inside(sb.Id, "GET", "/llm", nil), 503, "unavailable", "")
+	if err := s.answer(id, 200, "in time"); err != nil {
+		t.Error(err)
+	}
+	w.wantReply(got, 200, "", "in time")
+	wantError(t, <-s.ended, sandbox.ErrUnavailable, "stopping")
+	if left := <-drained; left != 0 || ctx.Err() != nil {
 		t.Errorf("%d calls left, %v", left, ctx.Err())
 	}
-	wantError(t, <-s.ended, sandbox.ErrUnavailable, "stopping")
-	w.wantReply(w.inside(sb.Id, "GET", "/llm", nil), 503, "unavailable", "")
 }
 
 // Another tenant's sandbox has neither names nor requests for a stranger.

@@ -244,7 +244,7 @@ func (a *Agent) enter(r wire.Req) error {
 		}
 	}
 	if a.callbacks.listening() {
-		if err := a.space.hosts(wire.CallbackAddr, wire.CallbackHost); err != nil {
+		if err := nameHost(a.space, a.space.spawner); err != nil {
 			a.log.Warn("/etc/hosts", "err", err)
 		}
 	}

@@ -74,7 +74,7 @@ func (a *Agent) listen(ep *episode, r wire.Req) error {
 	if err := a.callbacks.start(r.Token, r.Port); err != nil {
 		return err
 	}
-	if err := ep.space.hosts(wire.CallbackAddr, wire.CallbackHost); err != nil {
+	if err := nameHost(ep.space, ep.space.files); err != nil {
 		a.callbacks.stop(r.Token)
 		return fileError("/etc/hosts", err)
 	}

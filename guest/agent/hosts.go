@@ -7,27 +7,30 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cove-sandbox/cove/guest/wire"
 )
 
 // maxHosts bytes of /etc/hosts are looked at; in a longer one our line may come
 // to stand twice.
 const maxHosts = 1 << 20
 
-// hosts adds a line to the file unless one there has the name. A file that is
-// missing is made with the lines of localhost beside it, which resolvers would
-// else stop to know. On the spawner's thread, as resolv is.
-func (c *containerSpace) hosts(addr, name string) (err error) {
-	c.mu.Lock()
-	in := c.inside
-	c.mu.Unlock()
-	if in == nil || in.spawn == nil {
-		return errNoContainer()
+// nameHost makes CallbackHost mean CallbackAddr inside, on a thread of run: one
+// for files once code runs there, which could hold up the spawner's, and the
+// spawner's before, which is there already. A directory of this machine is not
+// a container: its names are the machine's.
+func nameHost(sp Space, run func(func()) error) (err error) {
+	if !sp.contained() {
+		return nil
 	}
-	derr := in.spawn.do(func() { err = addHost("/etc", addr, name) })
+	derr := run(func() { err = addHost("/etc", wire.CallbackAddr, wire.CallbackHost) })
 	return errors.Join(derr, err)
 }
 
-// addHost works below etc, never through a symlink and never into a FIFO.
+// addHost adds a line to the file unless one there has the name. A file that is
+// missing is made with the lines of localhost beside it, which resolvers would
+// else not know. It works below etc, never through a symlink and never into a
+// FIFO.
 func addHost(etc, addr, name string) error {
 	if err := unix.Mkdir(etc, 0o755); err != nil && err != unix.EEXIST {
 		return &os.PathError{Op: "mkdir", Path: etc, Err: err}

@@ -16,8 +16,6 @@ type Space interface {
 	prepare(initPID int, pids int64, workdir string) error
 	// resolv writes /etc/resolv.conf.
 	resolv(content string) error
-	// hosts makes name mean addr in /etc/hosts.
-	hosts(addr, name string) error
 	// rest undoes prepare, and lets go of containers that were left.
 	rest()
 	// forFiles is another space of the same kind that starts no processes.

@@ -28,9 +28,6 @@ func (h *hostSpace) rest()                            {}
 // resolv does nothing: the host's is the host's.
 func (h *hostSpace) resolv(string) error { return nil }
 
-// hosts does nothing, for the same reason.
-func (h *hostSpace) hosts(string, string) error { return nil }
-
 func (h *hostSpace) enter(_ int, _ int64, workdir string) (home bool, err error) {
 	d, err := os.OpenFile(h.root, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
