@@ -164,7 +164,7 @@ func TestServeSaysWhyItCannotStart(t *testing.T) {
 		want string
 	}{
 		"taken port":      {cli.ServeConfig{Data: t.TempDir(), Listen: addr, Runtime: "fake"}, addr + " is in use"},
-		"taken directory": {cli.ServeConfig{Data: data, Listen: "127.0.0.1:0", Runtime: "fake"}, "in use by process"},
+		"taken directory": {cli.ServeConfig{Data: data, Listen: "127.0.0.1:0", Runtime: "fake"}, " is in use by "},
 		"no such address": {cli.ServeConfig{Data: t.TempDir(), Listen: "nonsense", Runtime: "fake"}, "listen"},
 		"no such runtime": {cli.ServeConfig{Data: t.TempDir(), Listen: "127.0.0.1:0", Runtime: "docker"}, "runtime"},
 		"no such level":   {cli.ServeConfig{Data: t.TempDir(), Listen: "127.0.0.1:0", Runtime: "fake", LogLevel: "loud"}, "log-level"},

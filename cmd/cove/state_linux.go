@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -34,8 +35,12 @@ func openState(c cli.ServeConfig, at places) (*node.StateConfig, *local.Store, e
 		time.Sleep(5 * time.Millisecond)
 		st, err = local.Open(at.state(), local.Options{Keys: keys})
 	}
-	if pid, ok := at.server(); err != nil && ok {
-		return nil, nil, sandbox.Errorf(sandbox.Precondition, "serve", "%s is in use by process %d: %w", at.dir, pid, err).
+	if sandbox.ClassOf(err) == sandbox.Precondition {
+		who := "another server" // one that is only starting has not said who it is
+		if pid, ok := at.server(); ok {
+			who = fmt.Sprint("process ", pid)
+		}
+		return nil, nil, sandbox.Errorf(sandbox.Precondition, "serve", "%s is in use by %s: %w", at.dir, who, err).
 			WithHint("stop that server first, or give this one a --data of its own")
 	}
 	if err != nil {
