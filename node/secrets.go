@@ -3,6 +3,8 @@ package node
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -119,14 +121,18 @@ func (n *Node) PutSecrets(ctx context.Context, tenant string, secrets []sandbox.
 		}
 	}
 	n.mu.Unlock()
+	var errs []error
 	for _, b := range boxes {
 		n.mu.Lock()
 		sb, k := b.sb, b.kernel
 		b.container.Env = n.environment(sb, b.image) // of the next container
 		n.mu.Unlock()
 		if err := n.intercept(sb, k); err != nil {
-			return sandbox.WithOp("node.put_secrets", err)
+			errs = append(errs, fmt.Errorf("sandbox %s: %w", b.id, err))
 		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return sandbox.Errorf(sandbox.Unavailable, "node.put_secrets", "%w", err)
 	}
 	return nil
 }

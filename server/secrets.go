@@ -261,6 +261,9 @@ func (s *Server) handOver(ctx context.Context, tenant string) error {
 func (s *Server) opened(list []store.SealedSecret) (out []sandbox.Secret) {
 	for _, sealed := range list {
 		sec, err := s.vault.open(sealed.Secret, sealed.Sealed)
+		if err == nil {
+			err = secret.Validate(sec) // by rules that may be newer than the secret
+		}
 		if err != nil {
 			s.log.Error("a secret cannot be used", "secret", sealed.Name, "tenant", sealed.Tenant, "err", err)
 			continue
