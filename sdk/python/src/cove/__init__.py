@@ -77,6 +77,18 @@ from .state import (
     VolumeInfo,
 )
 from .template import AsyncTemplate, Template
+from .tenant import (
+    AsyncKey,
+    AsyncTenant,
+    AuditEntry,
+    Key,
+    KeyInfo,
+    Quota,
+    Tenant,
+    TenantInfo,
+    async_audit,
+    audit,
+)
 from .volume import AsyncVolume, AsyncVolumeFiles, Volume, VolumeFiles
 from .watch import AsyncWatch, Watch
 
@@ -86,15 +98,18 @@ __all__ = [
     "AsyncCallbackRequest",
     "AsyncClient",
     "AsyncFiles",
+    "AsyncKey",
     "AsyncProcess",
     "AsyncRecording",
     "AsyncSandbox",
     "AsyncSecret",
     "AsyncSnapshot",
     "AsyncTemplate",
+    "AsyncTenant",
     "AsyncVolume",
     "AsyncVolumeFiles",
     "AsyncWatch",
+    "AuditEntry",
     "Callback",
     "CallbackRequest",
     "Canceled",
@@ -118,6 +133,8 @@ __all__ = [
     "ImageNotFound",
     "Internal",
     "InvalidArgument",
+    "Key",
+    "KeyInfo",
     "Network",
     "NetworkStatus",
     "NoCapacity",
@@ -129,6 +146,7 @@ __all__ = [
     "ProcessList",
     "PrunedSnapshot",
     "PullProgress",
+    "Quota",
     "QuotaExceeded",
     "Record",
     "RecordedRequest",
@@ -154,6 +172,8 @@ __all__ = [
     "Task",
     "Template",
     "TemplateInfo",
+    "Tenant",
+    "TenantInfo",
     "TooLarge",
     "TransportError",
     "Tree",
@@ -169,6 +189,8 @@ __all__ = [
     "VolumeMount",
     "Watch",
     "__version__",
+    "async_audit",
+    "audit",
     "default_async_client",
     "default_client",
 ]
