@@ -124,10 +124,17 @@ func TestTerminal(t *testing.T) {
 	s.types("echo code=$?")
 	s.shows("code=130")
 	// So do Ctrl-Z and job control.
+	s.waits("inner$")
 	s.types("sleep 2000")
-	time.Sleep(500 * time.Millisecond) // bash must have started it, and shows nothing when it has
-	s.keys("C-z")
-	s.shows("[1]+  Stopped")
+	// Bash must have started it, and shows nothing when it has: a key that comes
+	// before is the shell's, which ignores it.
+	looks := 0
+	s.until(`show "[1]+  Stopped"`, func(lines []string) bool {
+		if looks++; looks%20 == 10 {
+			s.keys("C-z")
+		}
+		return slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "[1]+  Stopped") })
+	})
 	s.types("kill %1; wait; echo jobs-done")
 	s.shows("jobs-done")
 	// Line editing: cursor keys and deletion reach the shell inside.

@@ -252,10 +252,10 @@ func TestTheRecordComesBeforeTheEnd(t *testing.T) {
 	looked := false
 	w.node.onCommitted = func() {
 		looked = true
-		if _, err := w.store.GetSnapshot(t.Context(), "last"); err != nil {
+		if _, err := w.store.GetSnapshot(w.all(), "last"); err != nil {
 			t.Errorf("no record: %v", err)
 		}
-		if sb, err := w.store.GetSandbox(t.Context(), a.Id); err != nil || sb.End != nil {
+		if sb, err := w.store.GetSandbox(w.all(), a.Id); err != nil || sb.End != nil {
 			t.Errorf("the sandbox: %v, %v", sb.End, err)
 		}
 	}
