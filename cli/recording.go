@@ -257,17 +257,10 @@ func (a *app) recordingRmCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var gone []string
-			for _, n := range args {
-				if _, err = api.Recordings.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteRecordingRequest{Name: n})); err != nil {
-					break
-				}
-				gone = append(gone, n)
-			}
-			if perr := a.printIDs(gone, asJSON); perr != nil {
-				return perr
-			}
-			return err
+			return a.removeEach(args, asJSON, func(n string) error {
+				_, err := api.Recordings.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteRecordingRequest{Name: n}))
+				return err
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of names")

@@ -261,6 +261,22 @@ func (a *app) killAll(ctx context.Context, ids []string) (removed []string, err 
 	return removed, err
 }
 
+// removeEach removes one after another until one cannot be, and prints those
+// that went.
+func (a *app) removeEach(names []string, asJSON bool, remove func(name string) error) (err error) {
+	var gone []string
+	for _, n := range names {
+		if err = remove(n); err != nil {
+			break
+		}
+		gone = append(gone, n)
+	}
+	if perr := a.printIDs(gone, asJSON); perr != nil {
+		return perr
+	}
+	return err
+}
+
 func (a *app) printIDs(ids []string, asJSON bool) error {
 	if asJSON {
 		return a.printJSON(each(ids, func(s string) string { return s }))

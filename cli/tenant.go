@@ -80,6 +80,15 @@ func toQuotaJSON(q *covev1.Quota) quotaJSON {
 	return quotaJSON{q.GetSandboxes(), q.GetCpu(), q.GetMemory(), q.GetDisk(), q.GetSnapshotBytes(), q.GetCreatesPerSecond(), q.GetWeight()}
 }
 
+// printTenant prints one that was made or changed.
+func (a *app) printTenant(t *covev1.Tenant, asJSON bool) error {
+	if asJSON {
+		return a.printJSON(toTenantJSON(t))
+	}
+	_, err := fmt.Fprintln(a.Stdout, t.GetId())
+	return err
+}
+
 func toTenantJSON(t *covev1.Tenant) tenantJSON {
 	j := tenantJSON{ID: t.GetId(), Name: t.GetName(), Quota: toQuotaJSON(t.GetQuota()), Labels: t.GetLabels(), CreatedAt: timeOf(t.GetCreatedAt())}
 	if t.GetUsed() != nil {
@@ -110,11 +119,7 @@ func (a *app) tenantCreateCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return a.printJSON(toTenantJSON(r.Msg.GetTenant()))
-			}
-			_, err = fmt.Fprintln(a.Stdout, r.Msg.GetTenant().GetId())
-			return err
+			return a.printTenant(r.Msg.GetTenant(), asJSON)
 		},
 	}
 	f.add(cmd)
@@ -218,11 +223,7 @@ func (a *app) tenantQuotaCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return a.printJSON(toTenantJSON(r.Msg.GetTenant()))
-			}
-			_, err = fmt.Fprintln(a.Stdout, r.Msg.GetTenant().GetId())
-			return err
+			return a.printTenant(r.Msg.GetTenant(), asJSON)
 		},
 	}
 	f.add(cmd)

@@ -29,7 +29,8 @@ func secretKeys(c cli.ServeConfig, at places) (*cas.Keyring, error) {
 		if state != nil {
 			return state, nil
 		}
-		if err = makeKeyFile(at.secretKey()); err == nil {
+		key := cas.NewKey()
+		if err = writeWhole(at.secretKey(), hex.EncodeToString(key[:])+"\n", 0o600); err == nil {
 			own, err = cas.LoadKeyring(at.secretKey())
 		}
 	}
@@ -40,24 +41,6 @@ func secretKeys(c cli.ServeConfig, at places) (*cas.Keyring, error) {
 		return own, nil
 	}
 	return state.With(own), nil
-}
-
-// makeKeyFile writes a file that is whole or not there.
-func makeKeyFile(path string) error {
-	key := cas.NewKey()
-	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.WriteString(hex.EncodeToString(key[:]) + "\n")
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
-		return err
-	}
-	if err := os.Link(tmp.Name(), path); !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return nil
 }
 
 // egressRoots are what servers are checked against whose TLS is looked into: the
