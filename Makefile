@@ -23,9 +23,14 @@ PROTOC_GEN_GO     := v1.36.11
 PROTOC_GEN_CONNECT := v1.21.0
 PEBBLE            := v2.8.0
 
+# The gVisor that everything is built of: the pinned one with the places changed
+# that cmd/runsc/edits names. Go builds without it, with go.mod alone, work too;
+# only bin/runsc must have it. The same flags everywhere compile it once.
+GVISOR := .cache/gvisor.mod
+export GOFLAGS := -trimpath '-modfile=$(CURDIR)/$(GVISOR)'
 # CGO off: static binaries, and no C compiler needed.
 export CGO_ENABLED := 0
-GOBUILD := $(GO) build -trimpath
+GOBUILD := $(GO) build
 
 export DATA LISTEN KEEP
 
@@ -50,20 +55,27 @@ status: bin/cove ## doctor, and what the server runs
 build: bin/cove bin/cove-guest bin/cove-sftp bin/runsc ## bin/cove, bin/cove-guest, bin/cove-sftp and the pinned bin/runsc
 
 # Go knows better than make what has changed; an unchanged build takes a second.
-bin/cove: FORCE
+bin/cove: FORCE | $(GVISOR)
 	@mkdir -p bin
 	@$(GOBUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/cove
 
-bin/cove-guest: FORCE
+bin/cove-guest: FORCE | $(GVISOR)
 	@mkdir -p bin
 	@$(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/cove-guest
 
-bin/cove-sftp: FORCE
+bin/cove-sftp: FORCE | $(GVISOR)
 	@mkdir -p bin
 	@$(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/cove-sftp
 
+$(GVISOR): go.mod go.sum $(wildcard cmd/runsc/edits/*.go cmd/runsc/edits/add/*)
+	@mkdir -p .cache
+	@GOFLAGS= $(GO) mod download gvisor.dev/gvisor
+	@GOFLAGS= $(GO) run ./cmd/runsc/edits "$$(GOFLAGS= $(GO) list -m -f '{{.Dir}}' gvisor.dev/gvisor)" .cache/gvisor
+	@cp go.sum .cache/gvisor.sum
+	@{ cat go.mod; echo 'replace gvisor.dev/gvisor => ./.cache/gvisor'; } >$@.new && mv $@.new $@
+
 # Its version is go.mod's. Linked anew only when that may have changed.
-bin/runsc: go.mod go.sum $(wildcard cmd/runsc/*.go)
+bin/runsc: $(GVISOR) $(wildcard cmd/runsc/*.go)
 	@mkdir -p bin
 	@echo 'building runsc from the pinned gVisor: one to two minutes the first time'
 	@start=$$SECONDS; $(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/runsc && touch $@ && echo "runsc built in $$((SECONDS-start)) s"
@@ -99,17 +111,16 @@ test-go: test-deps build $(TOOLS)/pebble ## the Go tests alone (PKG=./cli/... fo
 test-python: test-deps build $(VENV)/.test ## the Python tests alone, unit and live
 	@scripts/test.sh python
 
-race: ## the race detector over what needs no gVisor (needs a C compiler)
+race: $(GVISOR) ## the race detector over what needs no gVisor (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race ./sandbox/... ./cli/... ./wire/... ./server/... ./node/... ./store/... ./runtime/fake/...
 
-lint: $(TOOLS)/staticcheck-$(STATICCHECK) ## gofmt, go vet, staticcheck; ruff and mypy where installed
+lint: $(TOOLS)/staticcheck-$(STATICCHECK) $(GVISOR) ## gofmt, go vet, staticcheck; ruff and mypy where installed
 	@STATICCHECK=$< scripts/lint.sh
 
-# What others run: gVisor's own main, without the program compiled ahead that
-# bin/runsc has.
+# What others run: gVisor as it is, with its own main.
 $(TOOLS)/runsc-plain: go.mod go.sum
 	@mkdir -p $(TOOLS)
-	@$(GOBUILD) -ldflags '-s -w' -o $@ gvisor.dev/gvisor/runsc && touch $@
+	@GOFLAGS=-trimpath $(GOBUILD) -ldflags '-s -w' -o $@ gvisor.dev/gvisor/runsc && touch $@
 
 bench: build $(VENV)/.test $(TOOLS)/runsc-plain ## measure; prints a table, keeps JSON under bench/results/
 	@scripts/deps.sh server bench

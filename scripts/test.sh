@@ -19,7 +19,7 @@ step() { # NAME COMMAND...
 
 # Integration tests run sandboxes, which takes root.
 as_root=()
-if [ "$(id -u)" -ne 0 ]; then as_root=(sudo env "PATH=$PATH" "HOME=$HOME" "CGO_ENABLED=0"); fi
+if [ "$(id -u)" -ne 0 ]; then as_root=(sudo env "PATH=$PATH" "HOME=$HOME" "CGO_ENABLED=0" "GOFLAGS=${GOFLAGS:-}"); fi
 
 if [[ $what == *go* ]]; then
   # Two packages at a time: timings and kernels share the machine.

@@ -33,7 +33,9 @@ func thisBuild(runsc, guestHash string) (build, error) {
 	for _, m := range append(info.Deps, &info.Main) {
 		if m.Path == gvisorModule {
 			b.gvisor = m.Version
-			if m.Replace != nil {
+			// A replacement by a directory has no version: those are our edits,
+			// which leave a checkpoint what it is.
+			if m.Replace != nil && m.Replace.Version != "(devel)" {
 				b.gvisor = m.Replace.Version
 			}
 		}

@@ -13,12 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/control/client"
-	"gvisor.dev/gvisor/pkg/sentry/control"
-	"gvisor.dev/gvisor/pkg/sentry/state/checkpointfiles"
 	"gvisor.dev/gvisor/pkg/state/statefile"
-	"gvisor.dev/gvisor/pkg/urpc"
-	"gvisor.dev/gvisor/runsc/boot"
 	gvsandbox "gvisor.dev/gvisor/runsc/sandbox"
 
 	"github.com/cove-sandbox/cove/runtime"
@@ -129,52 +124,15 @@ func (k *Kernel) save(ctx context.Context, dir string) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, sandbox.Errorf(sandbox.Canceled, "", "%w", err)
 	}
-	err := k.saveTo(dir)
+	// Pages go into a file of their own: a restore reads them beside the rest.
+	err := k.sb.Checkpoint(k.d.conf, k.id, dir, gvsandbox.CheckpointOpts{
+		Compression: statefile.CompressionLevelNone, Resume: true, ExcludeCommittedZeroPages: true,
+	})
 	if err != nil {
 		return nil, err
 	}
 	return ownFiles(dir)
 }
-
-// saveTo asks the sentry to save itself. A small kernel goes into one file;
-// see singleBelow.
-func (k *Kernel) saveTo(dir string) error {
-	stats, err := k.d.groups.stats(k.id)
-	if err != nil {
-		return err
-	}
-	if stats.Memory+k.saved.BootMemory >= singleBelow {
-		return k.sb.Checkpoint(k.d.conf, k.id, dir, gvsandbox.CheckpointOpts{
-			Compression: statefile.CompressionLevelNone, Resume: true, ExcludeCommittedZeroPages: true,
-		})
-	}
-	f, err := os.OpenFile(filepath.Join(dir, checkpointfiles.StateFileName), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	// By descriptor, for the path of a socket may have 107 bytes at most.
-	sock, err := unix.Open(k.saved.Socket, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("control socket: %w", err)
-	}
-	defer unix.Close(sock)
-	conn, err := client.ConnectTo(fmt.Sprintf("/proc/self/fd/%d", sock))
-	if err != nil {
-		return fmt.Errorf("control socket: %w", err)
-	}
-	defer conn.Close()
-	return conn.Call(boot.ContMgrCheckpoint, &control.SaveOpts{
-		Metadata: statefile.CompressionLevelNone.ToMetadata(), AppMFExcludeCommittedZeroPages: true, Resume: true,
-		FilePayload: urpc.FilePayload{Files: []*os.File{f}},
-	}, nil)
-}
-
-// singleBelow bytes of memory a checkpoint is one file, written and read in
-// order. With a pages file of its own the sentry reads pages in the background,
-// for which it starts 128 workers and as many threads: 15 ms on two cores,
-// which pays when there is much to read.
-const singleBelow = 48 << 20
 
 func isClosed(c <-chan struct{}) bool {
 	select {

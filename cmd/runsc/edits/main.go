@@ -1,0 +1,123 @@
+// Command edits makes the gVisor that bin/runsc is built of: the pinned module
+// with a few places changed, so that a kernel restores in two thirds of the
+// time. What is changed, and what each change brings, is in table.go.
+//
+//	edits MODULE DIR    copy MODULE (as "go list -m" names it) to DIR, changed
+//
+// gVisor is changed only where it costs what cannot be had from outside, and
+// never in what it allows or what it writes: a checkpoint made by either is read
+// by the other. A pin that moves such a place fails here, by name, before
+// anything is built.
+package main
+
+import (
+	"embed"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+//go:embed add
+var added embed.FS
+
+func main() {
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: edits MODULE DIR")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1], os.Args[2]); err != nil {
+		fmt.Fprintln(os.Stderr, "edits:", err)
+		os.Exit(1)
+	}
+}
+
+// run makes dir whole or not at all: make takes its being there for its being
+// right.
+func run(module, dir string) error {
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".gvisor-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	if err := copyTree(tmp, module); err != nil {
+		return err
+	}
+	for _, e := range edits {
+		if err := e.apply(tmp); err != nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	return os.Rename(tmp, dir)
+}
+
+// apply changes the file below root, or puts it there.
+func (e edit) apply(root string) error {
+	path := filepath.Join(root, filepath.FromSlash(e.file))
+	if e.add != "" {
+		src, err := added.ReadFile("add/" + e.add)
+		if err != nil {
+			return err
+		}
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+		if err != nil {
+			return err
+		}
+		_, err = f.Write(src)
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+		return err
+	}
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if n := strings.Count(string(src), e.old); n != 1 {
+		return fmt.Errorf("%s has %q %d times, not once: gVisor has changed there, look whether the edit is still wanted", e.file, e.old, n)
+	}
+	return os.WriteFile(path, []byte(strings.Replace(string(src), e.old, e.new, 1)), 0o644)
+}
+
+// copyTree copies what a build reads; files of the module cache are read-only,
+// those here are not.
+func copyTree(to, from string) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, rel)
+		if d.IsDir() {
+			return os.MkdirAll(target, 0o755)
+		}
+		return copyFile(target, path)
+	})
+}
+
+func copyFile(to, from string) (err error) {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := w.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	_, err = io.Copy(w, r)
+	return err
+}
