@@ -196,6 +196,7 @@ func TestFreeze(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	asked := time.Now()
 	go c.Start(t.Context(), spec, 0, func(e sandbox.ProcessEvent) error {
 		if e.Started != nil {
 			close(started)
@@ -216,7 +217,8 @@ func TestFreeze(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if e := <-ended; e.Cause != sandbox.Deadline || e.Duration < spec.Timeout || e.Duration > 2*spec.Timeout {
-		t.Errorf("thawed, it ended as %+v", e)
+	// On a busy machine it ends late, but the time it was frozen is not its own.
+	if e := <-ended; e.Cause != sandbox.Deadline || e.Duration < spec.Timeout || time.Since(asked)-e.Duration < 2*spec.Timeout {
+		t.Errorf("thawed, it ended after %s as %+v", time.Since(asked), e)
 	}
 }
