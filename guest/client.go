@@ -56,7 +56,7 @@ type conn struct {
 	secret []byte // it was or is to be authenticated with
 
 	endless bool // its request is one that runs until something happens; set before it is busy
-	cut     bool // by Park; guarded by Client.mu
+	cut     bool // by Park or Rekey; guarded by Client.mu
 }
 
 type idleConn struct {
@@ -190,8 +190,8 @@ func (c *Client) call(ctx context.Context, r wire.Req, content []byte) (wire.Res
 type onFrame func(k wire.Kind, p []byte) (done bool, err error)
 
 // run sends a request and hands the answer's frames to on, except Error, which
-// it returns. A request that Park cuts off is sent again after Release; resume,
-// where it is not nil, then says what is left of it.
+// it returns. A request that Park or Rekey cuts off is sent again once new ones
+// may run; resume, where it is not nil, then says what is left of it.
 func (c *Client) run(ctx context.Context, r wire.Req, content []byte, resume func(wire.Req, []byte) (wire.Req, []byte), on onFrame) error {
 	op := "guest." + r.Op
 	if len(content) > wire.MaxContent {
@@ -323,11 +323,22 @@ func answers(cn *conn, out *sender, on onFrame) error {
 // take returns a connection for one request: the most recently used idle one
 // that is still open, or a new one.
 func (c *Client) take(ctx context.Context, op string) (*conn, error) {
+	for {
+		cn, err := c.takeNow(ctx, op)
+		if cn != nil || err != nil {
+			return cn, err
+		}
+	}
+}
+
+// takeNow is take, or neither if the client was held while it dialled: Park
+// and Rekey look for connections when they hold, and would not find that one.
+func (c *Client) takeNow(ctx context.Context, op string) (*conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
-	for c.held != nil {
+	for c.heldFrom(op) {
 		held := c.held
 		c.mu.Unlock()
 		select {
@@ -365,14 +376,21 @@ func (c *Client) take(ctx context.Context, op string) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	cn.Conn = wire.NewConn(nc)
 	if c.closed {
 		nc.Close()
 		return nil, net.ErrClosed
 	}
+	if c.heldFrom(op) {
+		nc.Close()
+		return nil, nil
+	}
+	cn.Conn = wire.NewConn(nc)
 	c.busy[cn] = struct{}{}
 	return cn, nil
 }
+
+// heldFrom says whether a request must wait; the rekey is what others wait for.
+func (c *Client) heldFrom(op string) bool { return c.held != nil && op != wire.OpRekey }
 
 // oneEndedLocked wakes Park.
 func (c *Client) oneEndedLocked() {

@@ -44,6 +44,46 @@ func (c *Client) Release() {
 // to the caller. What still runs after a grace, a write to a process that does
 // not read, fails with sandbox.ErrUnavailable.
 func (c *Client) Park(ctx context.Context) error {
+	if err := c.settle(ctx); err != nil {
+		c.Release()
+		return sandbox.Errorf(sandbox.Canceled, "guest.park", "%w", err)
+	}
+	c.mu.Lock()
+	idle := c.idle
+	c.idle = nil
+	c.cutLocked()
+	for cn := range c.busy {
+		hangUp(cn.Conn.Conn)
+	}
+	c.mu.Unlock()
+	for _, i := range idle {
+		hangUp(i.Conn.Conn)
+	}
+	deadline := time.Now().Add(cutGrace)
+	for _, i := range idle {
+		// The kernel's end of it is gone when ours reads the end.
+		i.SetReadDeadline(deadline)
+		_, _ = i.Conn.Conn.Read(make([]byte, 1))
+		i.Close()
+	}
+	late := time.After(time.Until(deadline))
+	for { // a busy connection is read by its request
+		c.mu.Lock()
+		wait, left := c.ended, len(c.busy)
+		c.mu.Unlock()
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-wait:
+		case <-late:
+			return nil // its caller is slow to take what it was sent; the kernel's end is gone all the same
+		}
+	}
+}
+
+// settle is Hold that also waits for requests that end by themselves.
+func (c *Client) settle(ctx context.Context) error {
 	c.mu.Lock()
 	patience := parkGrace
 	if c.held != nil {
@@ -72,41 +112,14 @@ func (c *Client) Park(ctx context.Context) error {
 		}
 		break
 	}
-	if err := ctx.Err(); err != nil {
-		c.Release()
-		return sandbox.Errorf(sandbox.Canceled, "guest.park", "%w", err)
-	}
-	c.mu.Lock()
-	idle := c.idle
-	c.idle = nil
+	return ctx.Err()
+}
+
+// cutLocked says that the requests under way are about to lose their
+// connections and not to be over for it.
+func (c *Client) cutLocked() {
 	for cn := range c.busy {
 		cn.cut = true
-		hangUp(cn.Conn.Conn)
-	}
-	c.mu.Unlock()
-	for _, i := range idle {
-		hangUp(i.Conn.Conn)
-	}
-	deadline := time.Now().Add(cutGrace)
-	for _, i := range idle {
-		// The kernel's end of it is gone when ours reads the end.
-		i.SetReadDeadline(deadline)
-		_, _ = i.Conn.Conn.Read(make([]byte, 1))
-		i.Close()
-	}
-	late := time.After(time.Until(deadline))
-	for { // a busy connection is read by its request
-		c.mu.Lock()
-		wait, left := c.ended, len(c.busy)
-		c.mu.Unlock()
-		if left == 0 {
-			return nil
-		}
-		select {
-		case <-wait:
-		case <-late:
-			return nil // its caller is slow to take what it was sent; the kernel's end is gone all the same
-		}
 	}
 }
 
@@ -139,7 +152,7 @@ func (c *Client) Abandon() {
 	c.Close()
 }
 
-// wasCut says whether err is Park's doing.
+// wasCut says whether err is Park's or Rekey's doing.
 func (c *Client) wasCut(cn *conn, err error) bool {
 	var e *sandbox.Error
 	var stop errStop
@@ -188,10 +201,18 @@ func (c *Client) SetEnv(ctx context.Context, env []string) error {
 
 // Rekey gives the guest of a restored kernel a secret of its own, with the
 // environment and limit of the sandbox it is now. Connections of the old secret
-// end. same says that it is the sandbox that it was: without it, calls to the
-// host that were under way end too, for their host was another's. If it fails,
-// which secret holds is not known.
+// end; requests of this client are as with Park and Release: new ones wait, and
+// what is cut off goes on under the new secret. same says that it is the sandbox
+// that it was: without it, calls to the host that were under way end too, for
+// their host was another's. If it fails, which secret holds is not known.
 func (c *Client) Rekey(ctx context.Context, secret []byte, ct Container, same bool) error {
+	defer c.Release()
+	if err := c.settle(ctx); err != nil {
+		return sandbox.Errorf(sandbox.Canceled, "guest.rekey", "%w", err)
+	}
+	c.mu.Lock()
+	c.cutLocked()
+	c.mu.Unlock()
 	_, err := c.call(ctx, wire.Req{Op: wire.OpRekey, Secret: secret, Env: ct.Env, Pids: ct.Pids, Flag: same}, nil)
 	if err != nil {
 		return err

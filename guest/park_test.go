@@ -44,6 +44,22 @@ func TestHold(t *testing.T) {
 
 // Park cuts what is endless off, which then goes on by itself, byte for byte.
 func TestParkedStreamsGoOn(t *testing.T) {
+	streamsGoOn(t, func(c *guest.Client) error {
+		defer c.Release()
+		return c.Park(t.Context())
+	})
+}
+
+// So does Rekey, whose connections the guest ends.
+func TestRekeyedStreamsGoOn(t *testing.T) {
+	n := 0
+	streamsGoOn(t, func(c *guest.Client) error {
+		n++
+		return c.Rekey(t.Context(), fmt.Appendf(nil, "the secret of the %dth kernel", n), guest.Container{}, true)
+	})
+}
+
+func streamsGoOn(t *testing.T, cut func(*guest.Client) error) {
 	w, c := newWorld(t)
 	enter(t, c)
 	spec := sandbox.ProcessSpec{ExecID: "talker", Args: []string{"sh", "-c", "i=0; while [ ! -e stop ]; do i=$((i+1)); echo $i; done"}}
@@ -66,16 +82,15 @@ func TestParkedStreamsGoOn(t *testing.T) {
 	<-first
 	go func() { _, err := c.Wait(t.Context(), "talker"); done <- err }()
 	for range 10 {
-		if err := c.Park(t.Context()); err != nil {
+		before := w.dials.Load()
+		if err := cut(c); err != nil {
 			t.Fatal(err)
 		}
-		before := w.dials.Load()
-		c.Release()
 		if err := c.Ping(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if w.dials.Load() == before {
-			t.Error("a connection outlived Park")
+			t.Error("a connection outlived it")
 		}
 	}
 	if _, err := c.WriteFile(t.Context(), "/stop", nil, sandbox.WriteOptions{}); err != nil {
@@ -181,6 +196,7 @@ func TestFreeze(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	asked := time.Now()
 	go c.Start(t.Context(), spec, 0, func(e sandbox.ProcessEvent) error {
 		if e.Started != nil {
 			close(started)
@@ -201,7 +217,8 @@ func TestFreeze(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if e := <-ended; e.Cause != sandbox.Deadline || e.Duration < spec.Timeout || e.Duration > 2*spec.Timeout {
-		t.Errorf("thawed, it ended as %+v", e)
+	// On a busy machine it ends late, but the time it was frozen is not its own.
+	if e := <-ended; e.Cause != sandbox.Deadline || e.Duration < spec.Timeout || time.Since(asked)-e.Duration < 2*spec.Timeout {
+		t.Errorf("thawed, it ended after %s as %+v", time.Since(asked), e)
 	}
 }

@@ -221,12 +221,16 @@ func TestPullPrivate(t *testing.T) {
 type cutter struct {
 	http.ResponseWriter
 	left int
+	when <-chan struct{} // it is dropped; nil: at once
 }
 
 func (c *cutter) Write(b []byte) (int, error) {
 	if c.left < len(b) {
 		c.ResponseWriter.Write(b[:c.left])
 		c.ResponseWriter.(http.Flusher).Flush()
+		if c.when != nil {
+			<-c.when
+		}
 		panic(http.ErrAbortHandler)
 	}
 	c.left -= len(b)
@@ -301,6 +305,15 @@ func TestPullResumesAfterCancel(t *testing.T) {
 	r := startRegistry(t)
 	content := noise(8 << 20)
 	ref := r.push(t, "app", ociImage(t, "linux/amd64", v1.Config{}, layer(t, pack(t, reg("a", content)))))
+	// The rest does not come before the client has left.
+	r.behind(func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if isBlob(req) {
+				w = &cutter{ResponseWriter: w, left: 5 << 20, when: req.Context().Done()}
+			}
+			next.ServeHTTP(w, req)
+		})
+	})
 	dir := t.TempDir()
 	lib := libraryAt(t, dir, image.Options{})
 	ctx, cancel := context.WithCancel(t.Context())

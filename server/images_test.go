@@ -15,6 +15,11 @@ import (
 )
 
 func (w *world) pull(ctx context.Context, ref, name string) (img *covev1.Image, steps []string, err error) {
+	return w.pullSeen(ctx, ref, name, func(string) {})
+}
+
+// pullSeen is pull with each step told as it comes.
+func (w *world) pullSeen(ctx context.Context, ref, name string, seen func(step string)) (img *covev1.Image, steps []string, err error) {
 	s, err := w.client.Images.Pull(ctx, connect.NewRequest(&covev1.PullImageRequest{Reference: ref, Name: name}))
 	if err != nil {
 		return nil, nil, err
@@ -22,6 +27,7 @@ func (w *world) pull(ctx context.Context, ref, name string) (img *covev1.Image, 
 	defer s.Close()
 	for s.Receive() {
 		steps = append(steps, s.Msg().Step)
+		seen(s.Msg().Step)
 		if s.Msg().Image != nil {
 			img = s.Msg().Image
 		}
@@ -73,17 +79,19 @@ func TestConcurrentPullsAreOne(t *testing.T) {
 	w := newWorld(t)
 	w.node.lib.gate = make(chan struct{})
 	const n = 5
-	var wg sync.WaitGroup
+	var wg, following sync.WaitGroup
+	following.Add(n)
 	for i := range n {
 		wg.Go(func() {
-			img, steps, err := w.pull(t.Context(), "reg/big", fmt.Sprint("name", i))
-			// Progress is the latest only: a slow reader may see nothing but the end.
-			if got := strings.Join(steps, " "); err != nil || img.GetId() != "sha256:big" || got != "download done" && got != "done" {
+			seen := sync.OnceFunc(following.Done)
+			defer seen() // also if it fails
+			img, steps, err := w.pullSeen(t.Context(), "reg/big", fmt.Sprint("name", i), func(string) { seen() })
+			if got := strings.Join(steps, " "); err != nil || img.GetId() != "sha256:big" || got != "download done" {
 				t.Error(img, steps, err)
 			}
 		})
 	}
-	followers(w, n)
+	following.Wait() // progress is the latest only: each has its own before it goes on
 	close(w.node.lib.gate)
 	wg.Wait()
 	if w.node.lib.pulls != 1 {

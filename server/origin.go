@@ -248,14 +248,7 @@ func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sb 
 	if err != nil {
 		return sb, 0, err
 	}
-	waits := false
-	err = s.room.enter(ctx, tenant, q.Weight, s.cfg.QueueWait, func() error {
-		if waits {
-			if err := fits(s.node.Capacity(), b.spec.Resources); err != nil {
-				return err
-			}
-		}
-		waits = true
+	err = s.room.enter(ctx, tenant, q.Weight, s.cfg.QueueWait, b.spec.Resources, func() error {
 		var err error
 		sb, took, err = s.bearOnce(ctx, b, idem)
 		return err

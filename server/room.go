@@ -12,19 +12,28 @@ import (
 // waitingRoom is where creates wait for room on a full node, in turn between
 // tenants (see quota.Queue). One is tried at a time: an end makes a round, in
 // which the first of each tenant is tried until one fits, and then another.
+//
+// A round looks at the node once: were each to look, a place that comes free
+// amid it would go to whoever is next and not to those who were tried before,
+// whose turn it is.
 type waitingRoom struct {
+	look func() Capacity // says what the node has
+
 	mu    sync.Mutex
 	queue quota.Queue
 	turns map[int64]chan struct{} // a ticket's turn; buffered
 	round []int64                 // who is still to be tried; the first has the turn now
 	again bool                    // something ended while a round was under way
+	seen  *Capacity               // by the round, once one was tried; of whoever has the turn
 }
 
 // lookAgain is how long a round is at most away: room may also come from what
 // nobody reports, such as a sandbox that went to standby.
 const lookAgain = 250 * time.Millisecond
 
-func (r *waitingRoom) init() { r.turns = map[int64]chan struct{}{} }
+func (r *waitingRoom) init(look func() Capacity) {
+	r.look, r.turns = look, map[int64]chan struct{}{}
+}
 
 // wake begins a round, if anybody waits.
 func (r *waitingRoom) wake() {
@@ -38,7 +47,7 @@ func (r *waitingRoom) wakeLocked() {
 		r.again = true
 		return
 	}
-	r.again = false
+	r.again, r.seen = false, nil
 	r.round = r.queue.Heads()
 	r.callLocked()
 }
@@ -84,8 +93,9 @@ func (r *waitingRoom) over(ticket int64, served, leaves bool) {
 }
 
 // enter tries at once if nobody waits, and otherwise waits for its turn, as long
-// as the attempt says no_capacity and at most for wait.
-func (r *waitingRoom) enter(ctx context.Context, tenant string, weight int32, wait time.Duration, attempt func() error) error {
+// as there is no room for what it wants or the attempt says no_capacity, and at
+// most for wait.
+func (r *waitingRoom) enter(ctx context.Context, tenant string, weight int32, wait time.Duration, want sandbox.Resources, attempt func() error) error {
 	r.mu.Lock()
 	empty := r.queue.Len() == 0
 	r.mu.Unlock()
@@ -102,19 +112,22 @@ func (r *waitingRoom) enter(ctx context.Context, tenant string, weight int32, wa
 
 	patience := time.NewTimer(wait)
 	defer patience.Stop()
-	look := time.NewTicker(lookAgain)
-	defer look.Stop()
+	again := time.NewTicker(lookAgain)
+	defer again.Stop()
 	for {
 		select {
 		case <-turn:
-			aerr := attempt()
+			aerr := r.fits(want)
+			if aerr == nil {
+				aerr = attempt()
+			}
 			if sandbox.ClassOf(aerr) != sandbox.NoCapacity {
 				r.over(ticket, aerr == nil, true)
 				return aerr
 			}
 			err = aerr
 			r.over(ticket, false, false)
-		case <-look.C:
+		case <-again.C:
 			r.wake()
 		case <-patience.C:
 			r.over(ticket, false, true)
@@ -126,9 +139,14 @@ func (r *waitingRoom) enter(ctx context.Context, tenant string, weight int32, wa
 	}
 }
 
-// fits says whether a node has room, as far as it says: asking costs nothing,
-// while an attempt writes a record.
-func fits(c Capacity, want sandbox.Resources) error {
+// fits says whether the node had room, as far as it says, when the round began.
+// For who has the turn. Asking costs nothing, while an attempt writes a record.
+func (r *waitingRoom) fits(want sandbox.Resources) error {
+	if r.seen == nil {
+		c := r.look()
+		r.seen = &c
+	}
+	c := *r.seen
 	if c.MaxSandboxes > 0 && c.Sandboxes >= c.MaxSandboxes || c.Total.MilliCPU > 0 && c.Used.MilliCPU+want.MilliCPU > c.Total.MilliCPU ||
 		c.Total.Memory > 0 && c.Used.Memory+want.Memory > c.Total.Memory || c.Total.Disk > 0 && c.Used.Disk+want.Disk > c.Total.Disk {
 		return &sandbox.Error{Class: sandbox.NoCapacity, Msg: "the node is full", RetryAfter: time.Second,

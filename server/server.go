@@ -128,7 +128,7 @@ func New(cfg Config) (*Server, error) {
 	s.store = counted{cfg.Store, &s.ledger, &s.room}
 	s.node = newGuard(cfg.Node, s.store)
 	s.ledger.init()
-	s.room.init()
+	s.room.init(s.node.Capacity)
 	s.quotas.init(cfg.Store, cfg.Clock)
 	s.audit.init(cfg.Store, cfg.Clock, cfg.Logger)
 	s.keys.init(cfg.Store)

@@ -147,12 +147,17 @@ func TestQuotas(t *testing.T) {
 func TestWaitingRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r waitingRoom
-		r.init()
 		var mu sync.Mutex // guards what follows
-		free, served, order := 0, map[string]int{}, ""
+		free, served, order := int64(0), map[string]int{}, ""
+		const places = 100
+		r.init(func() Capacity {
+			mu.Lock()
+			defer mu.Unlock()
+			return Capacity{MaxSandboxes: places, Sandboxes: places - free}
+		})
 		full := &sandbox.Error{Class: sandbox.NoCapacity}
 		enter := func(tenant string) error {
-			return r.enter(t.Context(), tenant, 0, 3*time.Second, func() error {
+			return r.enter(t.Context(), tenant, 0, 3*time.Second, sandbox.Resources{}, func() error {
 				mu.Lock()
 				defer mu.Unlock()
 				if free == 0 {
@@ -192,16 +197,8 @@ func TestWaitingRoom(t *testing.T) {
 			synctest.Wait()
 		}
 		wg.Wait()
-		if served["b"] != 10 || served["a"] != 19 || failed != 31 {
-			t.Errorf("served %v, failed %d: %s", served, failed, order)
-		}
-		// While both wait. One ahead would be exact turns; two, because a place that
-		// comes free amid a round goes to whoever is tried next.
-		for i := range 20 {
-			if d := strings.Count(order[:i], "a") - strings.Count(order[:i], "b"); d < -2 || d > 2 {
-				t.Errorf("served in the order %s", order)
-				break
-			}
+		if want := strings.Repeat("ab", 10) + strings.Repeat("a", 9); order != want || failed != 31 {
+			t.Errorf("served in the order %s, want %s; %d failed, want 31", order, want, failed)
 		}
 		if r.queue.Len() != 0 || len(r.turns) != 0 {
 			t.Errorf("%d are left", r.queue.Len())
@@ -210,7 +207,7 @@ func TestWaitingRoom(t *testing.T) {
 		// whose caller leaves goes.
 		ctx, cancel := context.WithCancel(t.Context())
 		wg.Go(func() {
-			if err := r.enter(ctx, "big", 0, time.Hour, func() error { return full }); !errors.Is(err, context.Canceled) {
+			if err := r.enter(ctx, "big", 0, time.Hour, sandbox.Resources{}, func() error { return full }); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		})

@@ -172,21 +172,22 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	web := server.HTTPServer(ports.Wrap(srv.Handler()))
 	web.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
-	served := make(chan error, 1)
 	url := localURL(ln.Addr())
 	if secure != nil {
 		web.TLSConfig = secure
-		wg.Go(func() { served <- web.ServeTLS(ln, "", "") })
 		url = secureURL(url, certHost)
-	} else {
-		wg.Go(func() { served <- web.Serve(ln) })
 	}
-
+	// Before the first answer: whoever has one finds the server's pid and url.
 	if err := at.announce(url); err != nil {
-		web.Close()
 		return err
 	}
 	defer at.retract()
+	served := make(chan error, 1)
+	if secure != nil {
+		wg.Go(func() { served <- web.ServeTLS(ln, "", "") })
+	} else {
+		wg.Go(func() { served <- web.Serve(ln) })
+	}
 	live, _ := n.Live(ctx)
 	log.Info("serving", "url", url, "data", c.Data, "runtime", driver.Name(), "sandboxes", len(live), "recovery", time.Since(started).Round(time.Millisecond))
 

@@ -15,11 +15,24 @@ import (
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-// maxStrangers is how many connections may be in the handshake at once. Beyond
-// it the oldest is dropped: an honest handshake takes far less time than an
-// attacker needs for this many, and a stranger costs a descriptor and a few
-// kilobytes for at most wire.HandshakeTimeout.
-const maxStrangers = 256
+const (
+	// maxStrangers is how many connections may be in the handshake at once.
+	// Beyond it the oldest is dropped. A stranger costs a descriptor and a few
+	// kilobytes for at most wire.HandshakeTimeout.
+	maxStrangers = 256
+
+	// strangerTime is what each has for its handshake before it may be dropped,
+	// many times what an honest one takes; the next waits in the listener's
+	// queue until then. Without it a queue taken in one go, as after a moment
+	// without the CPU, would push out whoever is in it.
+	strangerTime = 20 * time.Millisecond
+)
+
+// stranger is a connection in the handshake.
+type stranger struct {
+	net.Conn
+	since time.Time
+}
 
 // Config is what an agent needs. Logger may be nil.
 type Config struct {
@@ -56,7 +69,7 @@ type Agent struct {
 	closed    bool
 	listeners map[net.Listener]struct{}
 	open      map[net.Conn]struct{}
-	strangers []net.Conn // in the handshake, oldest first
+	strangers []stranger // oldest first
 	episode   *episode   // nil when no container is served
 }
 
@@ -120,16 +133,22 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		go a.ServeConn(c)
+		if a.admit(c) {
+			go a.serve(c)
+		}
 	}
 }
 
 // ServeConn serves one connection to its end and closes it.
 func (a *Agent) ServeConn(c net.Conn) {
-	defer c.Close()
-	if !a.admit(c) {
-		return
+	if a.admit(c) {
+		a.serve(c)
 	}
+}
+
+// serve is ServeConn of one that was admitted.
+func (a *Agent) serve(c net.Conn) {
+	defer c.Close()
 	defer a.conns.Done()
 	defer a.forget(c)
 	wc := wire.NewConn(c)
@@ -148,19 +167,29 @@ func (a *Agent) ServeConn(c net.Conn) {
 	(&session{agent: a, conn: wc}).serve()
 }
 
+// admit makes a connection a stranger, as soon as there is room for one more. It
+// closes it if the agent is closed.
 func (a *Agent) admit(c net.Conn) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	for !a.closed && len(a.strangers) >= maxStrangers {
+		oldest := a.strangers[0]
+		if wait := strangerTime - time.Since(oldest.since); wait > 0 {
+			a.mu.Unlock()
+			time.Sleep(wait)
+			a.mu.Lock()
+			continue
+		}
+		oldest.Close()
+		a.strangers = a.strangers[1:]
+	}
 	if a.closed {
+		c.Close()
 		return false
 	}
 	a.conns.Add(1)
 	a.open[c] = struct{}{}
-	a.strangers = append(a.strangers, c)
-	if len(a.strangers) > maxStrangers {
-		a.strangers[0].Close()
-		a.strangers = a.strangers[1:]
-	}
+	a.strangers = append(a.strangers, stranger{c, time.Now()})
 	return true
 }
 
@@ -180,7 +209,7 @@ func (a *Agent) currentSecret() []byte {
 
 func (a *Agent) dropStrangerLocked(c net.Conn) bool {
 	for i, s := range a.strangers {
-		if s == c {
+		if s.Conn == c {
 			a.strangers = append(a.strangers[:i], a.strangers[i+1:]...)
 			return true
 		}
