@@ -135,11 +135,13 @@ func (c *Client) Outlive() {
 // Park cut off goes on there: it is the same guest, restored.
 func (c *Client) MoveTo(to *Client) {
 	to.mu.Lock()
-	dial, secret := to.dial, to.secret
+	dial, secret, idle := to.dial, to.secret, to.idle
+	to.idle = nil
 	to.mu.Unlock()
 	to.Close()
 	c.mu.Lock()
 	c.dial, c.secret, c.orphan, c.closed = dial, secret, false, false
+	c.idle = append(c.idle, idle...)
 	c.mu.Unlock()
 	c.Release()
 }
@@ -201,7 +203,7 @@ func (c *Client) SetEnv(ctx context.Context, env []string) error {
 
 // Rekey gives the guest of a restored kernel a secret of its own, with the
 // environment and limit of the sandbox it is now. Connections of the old secret
-// end; requests of this client are as with Park and Release: new ones wait, and
+// end, but for the one that asks, which the next request goes on with; requests of this client are as with Park and Release: new ones wait, and
 // what is cut off goes on under the new secret. same says that it is the sandbox
 // that it was: without it, calls to the host that were under way end too, for
 // their host was another's. If it fails, which secret holds is not known.
@@ -212,6 +214,10 @@ func (c *Client) Rekey(ctx context.Context, secret []byte, ct Container, same bo
 	}
 	c.mu.Lock()
 	c.cutLocked()
+	for len(c.idle) > 1 {
+		c.idle[0].Close()
+		c.idle = c.idle[1:]
+	}
 	c.mu.Unlock()
 	_, err := c.call(ctx, wire.Req{Op: wire.OpRekey, Secret: secret, Env: ct.Env, Pids: ct.Pids, Flag: same}, nil)
 	if err != nil {
@@ -219,7 +225,6 @@ func (c *Client) Rekey(ctx context.Context, secret []byte, ct Container, same bo
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.dropIdleLocked()
 	c.secret = secret
 	return nil
 }

@@ -172,6 +172,7 @@ func TestRekey(t *testing.T) {
 	if err := old.Ping(t.Context()); err == nil {
 		t.Error("the old secret still works")
 	}
+	dials := w.dials.Load()
 	var out strings.Builder
 	err := c.Start(t.Context(), sandbox.ProcessSpec{ExecID: "e", Args: []string{"sh", "-c", "echo $NEW"}}, 0, func(e sandbox.ProcessEvent) error {
 		if e.Output != nil {
@@ -181,6 +182,9 @@ func TestRekey(t *testing.T) {
 	})
 	if err != nil || out.String() != "env\n" {
 		t.Errorf("with the new secret: %q, %v", out.String(), err)
+	}
+	if w.dials.Load() != dials {
+		t.Error("the connection that asked is not gone on with")
 	}
 }
 

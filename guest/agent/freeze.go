@@ -124,8 +124,8 @@ const minSecret = 16
 
 // rekey makes the agent of a restored kernel one of its own: another secret,
 // the environment and the process limit of its sandbox, and a running clock.
-// The answer is the last thing sent under the old secret: all connections made
-// with it end, this one included.
+// Connections made with the old secret end, but for this one: who has it gave
+// the new one.
 func (s *session) rekey(r wire.Req) error {
 	if len(r.Secret) < minSecret {
 		return sandbox.InvalidField("secret", "must have at least %d bytes, has %d", minSecret, len(r.Secret))
@@ -149,10 +149,7 @@ func (s *session) rekey(r wire.Req) error {
 		}
 	}
 	a.mu.Unlock()
-	if err := s.reply(wire.Res{}, nil); err != nil {
-		return err
-	}
-	return errGone
+	return s.reply(wire.Res{}, nil)
 }
 
 // setEnv replaces the environment that processes start from; nil leaves it.
