@@ -3,8 +3,10 @@ package gvisor
 import (
 	"debug/buildinfo"
 	"fmt"
+	"math"
 	goruntime "runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gvisor.dev/gvisor/pkg/cpuid"
@@ -20,8 +22,14 @@ const gvisorModule = "gvisor.dev/gvisor"
 // instructions.
 type build struct {
 	gvisor, guest, arch, line string
+	form                      int // of the state; see stateForm
 	cpu                       []string
 }
+
+// stateForm counts the changes that our edits (cmd/runsc/edits) have made to how
+// gVisor writes its state. Earlier ones are read: 0 is gVisor's own, 1 has bytes
+// as strings.
+const stateForm = 1
 
 // thisBuild is what this machine and its binaries are.
 func thisBuild(runsc, guestHash string) (build, error) {
@@ -29,12 +37,12 @@ func thisBuild(runsc, guestHash string) (build, error) {
 	if err != nil {
 		return build{}, fmt.Errorf("version of %s: %w", runsc, err)
 	}
-	b := build{guest: guestHash, arch: goruntime.GOARCH}
+	b := build{guest: guestHash, arch: goruntime.GOARCH, form: stateForm}
 	for _, m := range append(info.Deps, &info.Main) {
 		if m.Path == gvisorModule {
 			b.gvisor = m.Version
 			// A replacement by a directory has no version: those are our edits,
-			// which leave a checkpoint what it is.
+			// whose form is told apart.
 			if m.Replace != nil && m.Replace.Version != "(devel)" {
 				b.gvisor = m.Replace.Version
 			}
@@ -52,7 +60,7 @@ func thisBuild(runsc, guestHash string) (build, error) {
 }
 
 func (b build) String() string {
-	return fmt.Sprintf("gvisor=%s;guest=%s;arch=%s;line=%s;cpu=%s", b.gvisor, b.guest, b.arch, b.line, strings.Join(b.cpu, ","))
+	return fmt.Sprintf("gvisor=%s;form=%d;guest=%s;arch=%s;line=%s;cpu=%s", b.gvisor, b.form, b.guest, b.arch, b.line, strings.Join(b.cpu, ","))
 }
 
 // code is what runs in a kernel: its gVisor and its guest.
@@ -65,6 +73,12 @@ func parseBuild(s string) build {
 		switch key {
 		case "gvisor":
 			b.gvisor = value
+		case "form":
+			// What is no number was written by who counts otherwise: later.
+			var err error
+			if b.form, err = strconv.Atoi(value); err != nil {
+				b.form = math.MaxInt
+			}
 		case "guest":
 			b.guest = value
 		case "arch":
@@ -93,6 +107,8 @@ func (b build) restores(was build) error {
 	switch {
 	case was.gvisor != b.gvisor:
 		return refuse("the checkpoint was made by gVisor %q, this is %q", was.gvisor, b.gvisor)
+	case was.form > b.form:
+		return refuse("the checkpoint was written by a later Cove: its state has form %d, this reads up to %d", was.form, b.form)
 	case was.guest != b.guest:
 		return refuse("the checkpoint was made with guest %q, this node has %q", was.guest, b.guest)
 	case was.arch != b.arch:

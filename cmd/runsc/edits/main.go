@@ -5,9 +5,9 @@
 //	edits MODULE DIR    copy MODULE (as "go list -m" names it) to DIR, changed
 //
 // gVisor is changed only where it costs what cannot be had from outside, and
-// never in what it allows or what it writes: a checkpoint made by either is read
-// by the other. A pin that moves such a place fails here, by name, before
-// anything is built.
+// never in what it allows. What plain gVisor wrote is still read; where we write
+// it otherwise, stateForm in runtime/gvisor counts it. A pin that moves such a
+// place fails here, by name, before anything is built.
 package main
 
 import (
