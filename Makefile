@@ -27,7 +27,8 @@ PEBBLE            := v2.8.0
 # that cmd/runsc/edits names. Go builds without it, with go.mod alone, work too;
 # only bin/runsc must have it. The same flags everywhere compile it once.
 GVISOR := .cache/gvisor.mod
-export GOFLAGS := -trimpath '-modfile=$(CURDIR)/$(GVISOR)'
+override GOFLAGS := $(GOFLAGS) -trimpath '-modfile=$(CURDIR)/$(GVISOR)'
+export GOFLAGS
 # CGO off: static binaries, and no C compiler needed.
 export CGO_ENABLED := 0
 GOBUILD := $(GO) build
@@ -59,15 +60,17 @@ bin/cove: FORCE | $(GVISOR)
 	@mkdir -p bin
 	@$(GOBUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/cove
 
+# Of its code alone, not of the commit: a checkpoint goes on only with the guest
+# that it was made with.
 bin/cove-guest: FORCE | $(GVISOR)
 	@mkdir -p bin
-	@$(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/cove-guest
+	@$(GOBUILD) -buildvcs=false -ldflags '-s -w' -o $@ ./cmd/cove-guest
 
 bin/cove-sftp: FORCE | $(GVISOR)
 	@mkdir -p bin
 	@$(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/cove-sftp
 
-$(GVISOR): go.mod go.sum $(wildcard cmd/runsc/edits/*.go cmd/runsc/edits/add/*)
+$(GVISOR): go.mod go.sum $(wildcard cmd/runsc/edits/*.go cmd/runsc/edits/add/*) $(if $(wildcard .cache/gvisor/go.mod),,FORCE)
 	@mkdir -p .cache
 	@GOFLAGS= $(GO) mod download gvisor.dev/gvisor
 	@GOFLAGS= $(GO) run ./cmd/runsc/edits "$$(GOFLAGS= $(GO) list -m -f '{{.Dir}}' gvisor.dev/gvisor)" .cache/gvisor

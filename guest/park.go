@@ -208,7 +208,12 @@ func (c *Client) SetEnv(ctx context.Context, env []string) error {
 // that it was: without it, calls to the host that were under way end too, for
 // their host was another's. If it fails, which secret holds is not known.
 func (c *Client) Rekey(ctx context.Context, secret []byte, ct Container, same bool) error {
-	defer c.Release()
+	c.mu.Lock()
+	held := c.held != nil
+	c.mu.Unlock()
+	if !held { // who held it releases it
+		defer c.Release()
+	}
 	if err := c.settle(ctx); err != nil {
 		return sandbox.Errorf(sandbox.Canceled, "guest.rekey", "%w", err)
 	}

@@ -92,15 +92,15 @@ func (r *waitingRoom) over(ticket int64, served, leaves bool) {
 	r.callLocked()
 }
 
-// enter tries at once if nobody waits, and otherwise waits for its turn, as long
-// as there is no room for what it wants or the attempt says no_capacity, and at
-// most for wait.
+// enter tries at once if nobody waits or no wait would help, and otherwise waits
+// for its turn, as long as there is no room for what it wants or the attempt says
+// no_capacity, and at most for wait.
 func (r *waitingRoom) enter(ctx context.Context, tenant string, weight int32, wait time.Duration, want sandbox.Resources, attempt func() error) error {
 	r.mu.Lock()
 	empty := r.queue.Len() == 0
 	r.mu.Unlock()
 	var err error = &sandbox.Error{Class: sandbox.NoCapacity, Msg: "others are waiting for room on the node", RetryAfter: time.Second}
-	if wait <= 0 || empty {
+	if wait <= 0 || empty || never(r.look().Total, want) {
 		if err = attempt(); wait <= 0 || sandbox.ClassOf(err) != sandbox.NoCapacity {
 			return err
 		}
@@ -153,4 +153,11 @@ func (r *waitingRoom) fits(want sandbox.Resources) error {
 			Hint: "kill what is not needed, or ask again"}
 	}
 	return nil
+}
+
+// never says that an empty node would not have room for it either, or that it is
+// no size at all: the attempt says what is wrong with it.
+func never(total, want sandbox.Resources) bool {
+	beyond := func(want, total int64) bool { return want < 0 || total > 0 && want > total }
+	return beyond(want.MilliCPU, total.MilliCPU) || beyond(want.Memory, total.Memory) || beyond(want.Disk, total.Disk)
 }

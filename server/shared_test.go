@@ -141,6 +141,34 @@ func TestQuotas(t *testing.T) {
 	}
 }
 
+// What no node of this size ever has room for is said on its first turn, also
+// when others wait: it must not hold up its tenant, nor be told to come again.
+func TestWhatNeverFitsDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r waitingRoom
+		r.init(func() Capacity {
+			all := sandbox.Resources{MilliCPU: 1000, Memory: 1 << 30, Disk: 1 << 30}
+			return Capacity{Total: all, Used: all}
+		})
+		full := &sandbox.Error{Class: sandbox.NoCapacity}
+		waits := make(chan error, 1)
+		go func() {
+			waits <- r.enter(t.Context(), "a", 0, 10*time.Second, sandbox.Resources{Memory: 1}, func() error { return full })
+		}()
+		synctest.Wait()
+		for _, want := range []sandbox.Resources{{Memory: 2 << 30}, {MilliCPU: 1001}, {Disk: 2 << 30}, {Memory: -1}} {
+			start := time.Now()
+			err := r.enter(t.Context(), "a", 0, 10*time.Second, want, func() error { return sandbox.InvalidField("memory", "too large") })
+			if !errors.Is(err, sandbox.ErrInvalid) || time.Since(start) > 2*time.Second {
+				t.Errorf("%+v: %v after %v", want, err, time.Since(start))
+			}
+		}
+		if err := <-waits; !errors.Is(err, sandbox.ErrNoCapacity) {
+			t.Errorf("who waited for room: %v", err)
+		}
+	})
+}
+
 // In the waiting room, with virtual time: a node with one place that is free
 // every 100 ms is shared in turn, whoever does not get one in time leaves with
 // no_capacity, and nobody is left behind.

@@ -37,13 +37,15 @@ func thisBuild(runsc, guestHash string) (build, error) {
 	if err != nil {
 		return build{}, fmt.Errorf("version of %s: %w", runsc, err)
 	}
-	b := build{guest: guestHash, arch: goruntime.GOARCH, form: stateForm}
+	b := build{guest: guestHash, arch: goruntime.GOARCH}
 	for _, m := range append(info.Deps, &info.Main) {
 		if m.Path == gvisorModule {
 			b.gvisor = m.Version
-			// A replacement by a directory has no version: those are our edits,
-			// whose form is told apart.
-			if m.Replace != nil && m.Replace.Version != "(devel)" {
+			switch {
+			case m.Replace == nil:
+			case m.Replace.Version == "(devel)": // a directory: our edits
+				b.form = stateForm
+			default:
 				b.gvisor = m.Replace.Version
 			}
 		}

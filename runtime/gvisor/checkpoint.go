@@ -47,9 +47,9 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	if container == "" || init == 0 {
 		return cp, sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
 	}
-	if k.saved.Build != "" && k.saved.Build != k.d.build.code() {
+	if k.saved.Build != "" && k.saved.Build != k.d.build.code() || k.saved.Form > k.d.build.form {
 		// Cold standby would end its kernel for a state nothing here restores.
-		return cp, sandbox.Errorf(sandbox.Precondition, op, "kernel %s was booted with %s, this node restores with %s", k.id, k.saved.Build, k.d.build.code()).
+		return cp, sandbox.Errorf(sandbox.Precondition, op, "kernel %s was booted with %s (form %d), this node restores with %s (form %d)", k.id, k.saved.Build, k.saved.Form, k.d.build.code(), k.d.build.form).
 			WithHint("its memory cannot be saved any more; a filesystem snapshot of it can be taken")
 	}
 	if ents, err := os.ReadDir(dir); err != nil || len(ents) > 0 {

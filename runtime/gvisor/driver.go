@@ -164,7 +164,7 @@ func (d *Driver) Blank(ctx context.Context, id string) (runtime.Blank, error) {
 	}
 	k := newKernel(d, id)
 	k.saved.Secret = hex.EncodeToString(secret)
-	k.saved.Build = d.build.code()
+	k.saved.Build, k.saved.Form = d.build.code(), d.build.form
 	// The directory is the claim to the id: before it is ours nothing may be
 	// undone, or a boot with a taken id would take the kernel that has it down.
 	if err := os.Mkdir(k.dir(), 0o711); errors.Is(err, os.ErrExist) {

@@ -77,6 +77,7 @@ type saved struct {
 	// Build is the gVisor and the guest it was booted with, which are not
 	// always those of the driver that adopts it; "" where that was not kept.
 	Build string `json:"build,omitempty"`
+	Form  int    `json:"form,omitempty"` // of the state that it writes; see stateForm
 }
 
 var _ runtime.Kernel = (*Kernel)(nil)

@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 //go:embed add
@@ -35,10 +36,18 @@ func main() {
 }
 
 // run makes dir whole or not at all: make takes its being there for its being
-// right.
+// right. One at a time, so that what another left half-made is nobody's.
 func run(module, dir string) error {
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".gvisor-")
+	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return err
+	}
+	tmp := dir + ".new"
+	if err := os.RemoveAll(tmp); err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
