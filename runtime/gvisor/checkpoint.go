@@ -100,8 +100,9 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 			break
 		}
 		err = k.failedCheckpoint(op, dir, err)
-		// The sentry cannot save what forwards a connection, and lets go of
-		// that a moment after we did.
+		// The sentry cannot save what forwards a connection, nor beside the
+		// file system of a container that was, and lets go of either a moment
+		// after we did: on a machine with 17 waiting, 50 ms were not enough.
 		if try >= saves || sandbox.ClassOf(err) != sandbox.Unavailable || isClosed(k.done) {
 			return cp, err
 		}
@@ -116,8 +117,8 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	return runtime.Checkpoint{Version: checkpointVersion, Driver: driverName, Build: k.d.build.String(), Files: files, Data: data}, nil
 }
 
-// saves is how often a checkpoint is tried.
-const saves = 3
+// saves is how often a checkpoint is tried, within half a second.
+const saves = 10
 
 // save is one try.
 func (k *Kernel) save(ctx context.Context, dir string) ([]string, error) {

@@ -147,17 +147,6 @@ var pagesFileFDDefaultMaxParallel = min(max(runtime.NumCPU(), 2), 16)
 `,
 	},
 
-	{
-		file: "runsc/boot/loader.go",
-		old: `		l.state = started
-	case restoringUnstarted:
-`,
-		new: `		l.state = started
-		collectSoon()
-	case restoringUnstarted:
-`,
-	},
-
 	// The clocks of a restored kernel are calibrated at once.
 	{file: "runsc/boot/clocks.go", add: "clocks.go.in"},
 	{
