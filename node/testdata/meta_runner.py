@@ -104,6 +104,10 @@ def ask(name, words):
         s = socket.socket(socket.AF_UNIX) if kind == "unix" else socket.socket()
         s.connect(path + ".sock" if kind == "unix" else ("127.0.0.1", port))
         s.sendall(line)
+        # The asking side ends first, and has the port in TIME_WAIT. If the
+        # holder had, one connection in some thousands would meet it there with
+        # an older timestamp (gVisor draws its offset), and stand for a minute.
+        s.shutdown(socket.SHUT_WR)
         f = s.makefile("rb")
         s.close()
     with f:
