@@ -262,15 +262,23 @@ func hostState(t *testing.T) string {
 func BenchmarkCreateNetwork(b *testing.B) {
 	w := egresstest.NewWorld(b)
 	m := newMachineOn(b, w.Upstream())
+	benchCreates(b, m, func(s *sandbox.Spec, has bool) {
+		if has {
+			s.Network = network(b, "rules", "allow good.test")
+		}
+	})
+}
+
+// benchCreates measures creates that have something against such that have not,
+// in turns.
+func benchCreates(b *testing.B, m *machine, give func(s *sandbox.Spec, has bool)) {
 	took := map[bool][]time.Duration{}
 	i := 0
 	for b.Loop() {
 		for _, has := range []bool{false, true} {
 			i++
 			id, s := fmt.Sprintf("b%d", i), spec()
-			if has {
-				s.Network = network(b, "rules", "allow good.test")
-			}
+			give(&s, has)
 			// Both find a warm kernel, and none being booted beside them.
 			for c := m.Capacity(); c.WarmKernels < c.WarmTarget; c = m.Capacity() {
 				time.Sleep(5 * time.Millisecond)

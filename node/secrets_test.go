@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cove-sandbox/cove/egress/egresstest"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -138,34 +136,10 @@ func BenchmarkCreateSecrets(b *testing.B) {
 	if err := m.PutSecrets(b.Context(), "", []sandbox.Secret{apiSecret("sk-one-0123456789")}); err != nil {
 		b.Fatal(err)
 	}
-	took := map[bool][]time.Duration{}
-	i := 0
-	for b.Loop() {
-		for _, has := range []bool{false, true} {
-			i++
-			id, s := fmt.Sprintf("b%d", i), spec()
-			withSecrets(b)(&s)
-			if !has {
-				s.Secrets = nil
-			}
-			for c := m.Capacity(); c.WarmKernels < c.WarmTarget; c = m.Capacity() {
-				time.Sleep(5 * time.Millisecond)
-			}
-			time.Sleep(100 * time.Millisecond)
-			d, err := m.Create(b.Context(), sandbox.Sandbox{ID: id, Spec: s}, m.img)
-			if err != nil {
-				b.Fatal(err)
-			}
-			took[has] = append(took[has], d)
-			if err := m.Kill(b.Context(), id, sandbox.End{Cause: sandbox.KilledByUser}); err != nil {
-				b.Fatal(err)
-			}
+	benchCreates(b, m, func(s *sandbox.Spec, has bool) {
+		withSecrets(b)(s)
+		if !has {
+			s.Secrets = nil
 		}
-	}
-	p50 := func(d []time.Duration) float64 {
-		slices.Sort(d)
-		return float64(d[len(d)/2]) / float64(time.Millisecond)
-	}
-	b.ReportMetric(p50(took[false]), "without-ms")
-	b.ReportMetric(p50(took[true]), "with-ms")
+	})
 }
