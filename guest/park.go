@@ -203,10 +203,11 @@ func (c *Client) SetEnv(ctx context.Context, env []string) error {
 
 // Rekey gives the guest of a restored kernel a secret of its own, with the
 // environment and limit of the sandbox it is now. Connections of the old secret
-// end, but for the one that asks, which the next request goes on with; requests of this client are as with Park and Release: new ones wait, and
-// what is cut off goes on under the new secret. same says that it is the sandbox
-// that it was: without it, calls to the host that were under way end too, for
-// their host was another's. If it fails, which secret holds is not known.
+// end, but for the one that asks, which the next request goes on with. Requests
+// of this client are as with Park and Release: new ones wait, and what is cut off
+// goes on under the new secret. same says that it is the sandbox that it was:
+// without it, calls to the host that were under way end too, for their host was
+// another's. If it fails, which secret holds is not known.
 func (c *Client) Rekey(ctx context.Context, secret []byte, ct Container, same bool) error {
 	c.mu.Lock()
 	held := c.held != nil
