@@ -57,6 +57,9 @@ func newMachineOn(t testing.TB, up *proxy.Upstream) *machine {
 		if _, err := m.drv.Sweep(ctx, nil); err != nil {
 			t.Error(err)
 		}
+		if err := m.drv.Close(); err != nil { // or its empty cgroups stay
+			t.Error(err)
+		}
 		if err := m.closeNetworks(); err != nil {
 			t.Error(err)
 		}
