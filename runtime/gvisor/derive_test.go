@@ -25,7 +25,7 @@ func TestDerivedImageShowsWhatTheSandboxSaw(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer d.Close()
+	t.Cleanup(func() { d.Close() }) // after its kernels
 
 	first := derivedKernel(t, d, lib, base, "first")
 	runIn(t, first, `set -e

@@ -98,7 +98,7 @@ func TestDeviceIsPluggedIntoARunningKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer d.Close()
+	t.Cleanup(func() { d.Close() }) // after its kernel
 	k, err := d.Boot(t.Context(), "plugged")
 	if err != nil {
 		t.Fatal(err)
