@@ -465,19 +465,6 @@ func hintDisk(err error) error {
 	return err
 }
 
-// spoolError is the error of one who filled a spool from inside a sandbox: what
-// comes from there is text, so whether the disk is full is asked of the disk.
-func spoolError(f *os.File, err error) error {
-	if err == nil {
-		return nil
-	}
-	const room = 1 << 20 // what is written at once is less
-	if full := syscall.Fallocate(int(f.Fd()), 0, fileSize(f), room); errors.Is(full, syscall.ENOSPC) || errors.Is(full, syscall.EDQUOT) {
-		err = errors.Join(full, err)
-	}
-	return asDiskError(err)
-}
-
 // asDiskError gives a full disk its class.
 func asDiskError(err error) error {
 	if err == nil {

@@ -220,7 +220,7 @@ func (n *Node) snapshotFiles(ctx context.Context, id string, r SnapshotRequest) 
 		return c, 0, sandbox.InvalidField("kind", "%q is not memory, filesystem or directory", r.Kind)
 	}
 	if err != nil {
-		return c, 0, n.explain(b, k, spoolError(f, err))
+		return c, 0, n.explain(b, k, asDiskError(err))
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return c, 0, err

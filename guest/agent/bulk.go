@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"io"
 
 	"golang.org/x/sys/unix"
@@ -99,7 +100,12 @@ func pieces(r io.Reader) source {
 
 // The caller's own ends are not files of the sandbox; their errors must not
 // read as if they were.
+// A full disk behind the output is the host's, which has the hint to it.
 func outputError(err error) error {
-	return sandbox.Errorf(sandbox.Unavailable, "", "output: %w", err)
+	class := sandbox.Unavailable
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		class = sandbox.DiskFull
+	}
+	return sandbox.Errorf(class, "", "output: %w", err)
 }
 func inputError(err error) error { return sandbox.Errorf(sandbox.Unavailable, "", "input: %w", err) }

@@ -462,7 +462,7 @@ func (k *Kernel) explain(op string, err error) error {
 	if errors.As(err, &e) {
 		return sandbox.WithOp(op, err)
 	}
-	if errors.Is(err, unix.ENOSPC) {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return sandbox.Errorf(sandbox.DiskFull, op, "kernel %s: %w", k.id, err)
 	}
 	return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)

@@ -123,6 +123,28 @@ func (s *suite) testBulkTree(t *testing.T) {
 	}
 }
 
+// testBulkDiskFull: a full disk of the host is told from other broken outputs,
+// also when there is room again by the time anyone looks.
+func (s *suite) testBulkDiskFull(t *testing.T) {
+	d := s.open(t)
+	s.need(t, d, "tried with a small disk", s.SmallDir != nil)
+	k := s.attached(t, d)
+	if err := k.Bulk(deadline(t), guest.BulkOp{Kind: "write", Path: "/up/big", Write: sandbox.WriteOptions{Parents: true}}, hostFile(t, pattern(3<<20)), nil); err != nil {
+		t.Fatal(err)
+	}
+	for kind, path := range map[string]string{"tar": "/up", "read": "/up/big"} {
+		out, err := os.Create(filepath.Join(s.SmallDir(t, 1<<20), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = k.Bulk(deadline(t), guest.BulkOp{Kind: kind, Path: path}, nil, out)
+		expectClass(t, kind, err, sandbox.DiskFull)
+		if err := out.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // hostFile is a file on the host with some content, read from its beginning.
 func hostFile(t *testing.T, b []byte) *os.File {
 	t.Helper()

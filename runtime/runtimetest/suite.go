@@ -76,6 +76,7 @@ func Run(t *testing.T, f Factory) {
 		{"Files", s.testFiles},
 		{"BulkFile", s.testBulkFile},
 		{"BulkTree", s.testBulkTree},
+		{"BulkDiskFull", s.testBulkDiskFull},
 		{"ResetLeavesNothing", s.testResetLeavesNothing},
 		{"ResetEndsProcesses", s.testResetEndsProcesses},
 		{"ResetTakesTheNewContainer", s.testResetTakesTheNewContainer},
