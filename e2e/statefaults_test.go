@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -194,6 +195,10 @@ func TestStateDiskFull(t *testing.T) {
 	// Random, so that nothing makes it smaller. 8 MiB a call, for it is twice in
 	// the sandbox: files and memory.
 	b.Must(t, "mkdir /d && head -c 24M /dev/urandom > /d/f && cp /d/f /dev/shm/f && echo here > /d/marker")
+	// The first checkpoint of all keeps the programs too.
+	if err := w.DeleteSnapshot(t.Context(), b.Snapshot(t, world.Take{Kind: sandbox.MemorySnapshot}).ID); err != nil {
+		t.Fatal(err)
+	}
 	for _, leave := range []int64{0, 12 << 20, 70 << 20} {
 		for _, c := range stateCalls {
 			if c.name == "hot" || leave > 64<<20 && c.name != "memory" && c.name != "cold" {
@@ -332,9 +337,10 @@ func TestStateCorrupt(t *testing.T) {
 	w.AssertNoLitter(t)
 }
 
-// TestStateOtherBuild starts the server with a guest that is another by a byte:
-// memory cannot go on in it, files can.
-func TestStateOtherBuild(t *testing.T) {
+// TestStateUpgrade starts the server with another gVisor and another guest: what
+// ran goes on, what was saved too, with the programs it had. Without those its
+// files are left.
+func TestStateUpgrade(t *testing.T) {
 	w := world.New(t, world.Options{})
 	b := w.Create(t, world.Small())
 	b.Must(t, "echo here > /marker; echo here > /dev/shm/marker")
@@ -343,58 +349,102 @@ func TestStateOtherBuild(t *testing.T) {
 	asleep := w.Create(t, world.Small())
 	asleep.Must(t, "echo asleep > /dev/shm/marker")
 	asleep.Pause(t, true)
+	programs := func() (names []string) {
+		t.Helper()
+		for _, pattern := range []string{"runsc-*", "guest-*"} {
+			found, err := filepath.Glob(filepath.Join(w.Dir, "gvisor", pattern))
+			if err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, found...)
+		}
+		return names
+	}
+	earlier := programs()
+	if len(earlier) != 2 {
+		t.Fatalf("kept are %q", earlier)
+	}
 
-	guest := filepath.Join(t.TempDir(), "cove-guest")
-	data, err := os.ReadFile(testbin.Guest(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(guest, append(data, '\n'), 0o755); err != nil {
-		t.Fatal(err)
-	}
 	w.Stop(t)
-	w.SetFlags("--guest", guest)
+	w.SetFlags("--guest", testbin.LaterGuest(t), "--runsc", testbin.LaterRunsc(t))
 	w.Start(t)
-	// What it says, and the way out it names works.
+	c, err := w.TryCreate(t.Context(), world.From(memory.ID), "")
+	if err != nil {
+		t.Fatalf("from memory of before: %v", err)
+	}
+	if got := c.Must(t, "cat /dev/shm/marker"); got != "here" {
+		t.Errorf("from memory of before: %q", got)
+	}
+	if got := asleep.Must(t, "cat /dev/shm/marker"); got != "asleep" {
+		t.Errorf("asleep over the upgrade: %q", got)
+	}
+	asleep.Pause(t, true)
+	b.Must(t, "echo changed > /dev/shm/marker")
+	forked, err := b.TryFork(t.Context(), 2, nil)
+	if err != nil {
+		t.Fatalf("fork of one that runs since before: %v", err)
+	}
+	for _, f := range forked {
+		if got := f.Must(t, "cat /dev/shm/marker"); got != "changed" {
+			t.Errorf("a fork of one that runs since before: %q", got)
+		}
+	}
+	b.Pause(t, true)
+	if got := b.Must(t, "cat /dev/shm/marker"); got != "changed" {
+		t.Errorf("woken in its own programs: %q", got)
+	}
+	if err := b.TryRestore(t.Context(), memory.ID); err != nil {
+		t.Errorf("back to memory of before, in place: %v", err)
+	}
+	if got := b.Must(t, "cat /dev/shm/marker"); got != "here" {
+		t.Errorf("back to memory of before, in place: %q", got)
+	}
+
+	// Without them it says so, and names what still works.
+	w.Stop(t)
+	away := t.TempDir()
+	for _, p := range earlier {
+		if err := os.Rename(p, filepath.Join(away, filepath.Base(p))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Start(t)
 	_, err = w.TryCreate(t.Context(), world.From(memory.ID), "")
-	wantError(t, "create", err, sandbox.Precondition, "guest", "filesystem", "cove create --snapshot")
-	// One that runs has the old guest in it: what would be saved of it could not
-	// go on either, so it is not.
-	_, err = b.TryFork(t.Context(), 1, nil)
-	wantError(t, "fork", err, sandbox.Precondition, "filesystem")
-	wantError(t, "cold", b.TryPause(t.Context(), true), sandbox.Precondition, "filesystem")
-	b.Snapshot(t, world.Take{Kind: sandbox.FilesystemSnapshot})
+	wantError(t, "create", err, sandbox.Precondition, "not kept", "filesystem", "cove create --snapshot")
 	wantError(t, "restore in place", b.TryRestore(t.Context(), memory.ID), sandbox.Precondition, "filesystem")
 	if got := b.Must(t, "cat /dev/shm/marker"); got != "here" {
 		t.Errorf("after a refused restore the sandbox holds %q", got)
 	}
-	wantError(t, "wake", asleep.TryResume(t.Context()), sandbox.Precondition, "guest")
+	wantError(t, "cold", b.TryPause(t.Context(), true), sandbox.Precondition, "filesystem")
+	wantError(t, "wake", asleep.TryResume(t.Context()), sandbox.Precondition, "not kept")
 	if sb := asleep.Get(t); sb.State != sandbox.Running || sb.Standby != sandbox.Cold {
 		t.Errorf("one that cannot wake is %s %s", sb.State, sb.Standby)
 	}
-	c, err := w.TryCreate(t.Context(), world.From(files.ID), "")
+	d, err := w.TryCreate(t.Context(), world.From(files.ID), "")
 	if err != nil {
 		t.Fatalf("from the files: %v", err)
 	}
-	if got := c.Must(t, "cat /marker"); got != "here" {
+	if got := d.Must(t, "cat /marker"); got != "here" {
 		t.Errorf("from the files: %q", got)
 	}
-	if err := b.TryRestore(t.Context(), files.ID); err != nil {
-		t.Errorf("back to the files in place: %v", err)
-	}
 	w.Stop(t)
-	w.SetFlags()
+	for _, p := range earlier {
+		if err := os.Rename(filepath.Join(away, filepath.Base(p)), p); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// When nothing needs them any more they go.
 	w.Start(t)
 	if got := asleep.Must(t, "cat /dev/shm/marker"); got != "asleep" {
-		t.Errorf("with its own guest again it woke with %q", got)
+		t.Errorf("with its programs again: %q", got)
 	}
-	d, err := w.TryCreate(t.Context(), world.From(memory.ID), "")
-	if err != nil {
-		t.Fatalf("with its own guest again: %v", err)
-	}
-	if got := d.Must(t, "cat /dev/shm/marker"); got != "here" {
-		t.Errorf("with its own guest again: %q", got)
-	}
+	w.Stop(t)
+	w.Start(t)
+	w.Forget(t)
+	world.Eventually(t, 30*time.Second, "programs that nothing needs are removed", func() bool {
+		return !slices.ContainsFunc(programs(), func(p string) bool { return slices.Contains(earlier, p) })
+	})
 	w.AssertReconciled(t)
 	w.AssertNoLitter(t)
 }

@@ -47,10 +47,14 @@ func newBlanks(n *Node, want int) *blanks {
 	return &blanks{n: n, make: maker, base: want, want: want, wake: make(chan struct{}, 1)}
 }
 
-// get returns a blank kernel, made now if none is ready.
-func (b *blanks) get(ctx context.Context) (runtime.Blank, error) {
+// get returns a blank kernel for a checkpoint of a build, made now if none is
+// ready.
+func (b *blanks) get(ctx context.Context, build string) (runtime.Blank, error) {
 	if b.make == nil {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot restore memory", b.n.cfg.Driver.Name())
+	}
+	if keeper, ok := b.make.(runtime.BuildKeeper); ok && !keeper.Fits(build) {
+		return b.one(ctx, func(ctx context.Context, id string) (runtime.Blank, error) { return keeper.BlankOf(ctx, id, build) })
 	}
 	k := b.take()
 	b.mu.Lock()
@@ -62,25 +66,30 @@ func (b *blanks) get(ctx context.Context) (runtime.Blank, error) {
 	if k != nil {
 		return k, nil
 	}
-	return b.one(ctx)
+	return b.one(ctx, b.make.Blank)
 }
 
-// giveBack returns a blank that was not used after all.
-func (b *blanks) giveBack(k runtime.Blank) {
+// giveBack returns a blank that get gave for a build and that was not used after
+// all.
+func (b *blanks) giveBack(k runtime.Blank, build string) {
+	if keeper, ok := b.make.(runtime.BuildKeeper); ok && !keeper.Fits(build) {
+		b.discard(k) // no use for anything else
+		return
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ready = append(b.ready, k)
 }
 
 // one makes a blank kernel.
-func (b *blanks) one(ctx context.Context) (runtime.Blank, error) {
+func (b *blanks) one(ctx context.Context, make func(ctx context.Context, id string) (runtime.Blank, error)) (runtime.Blank, error) {
 	b.making.RLock()
 	defer b.making.RUnlock()
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
 	id := newKernelID()
 	b.n.kernels.add(id)
-	k, err := b.make.Blank(ctx, id)
+	k, err := make(ctx, id)
 	if err != nil {
 		b.n.kernels.remove(id)
 		return nil, err
@@ -155,9 +164,9 @@ func (b *blanks) run(ctx context.Context) {
 }
 
 func (b *blanks) fill(ctx context.Context) error {
-	k, err := b.one(ctx)
+	k, err := b.one(ctx, b.make.Blank)
 	if err == nil {
-		b.giveBack(k)
+		b.giveBack(k, "")
 	}
 	return err
 }

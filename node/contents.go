@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unique"
 
 	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/runtime"
@@ -58,6 +59,7 @@ type contents struct {
 	pending map[cas.ID]time.Time // made here and not in any keep list yet
 	packs   map[*pack]bool       // on their way into the store
 	sweeps  map[*sweep]bool      // collections under way
+	buildOf map[string]string    // by manifest, as far as it was read; "" of files
 }
 
 // pack is content on its way into the store; no list of roots can name it.
@@ -98,7 +100,7 @@ func openContents(cfg StateConfig) (*contents, error) {
 		}
 	}
 	return &contents{cfg: cfg, next: newKernelID, plain: map[string]*plainDir{}, pending: map[cas.ID]time.Time{},
-		packs: map[*pack]bool{}, sweeps: map[*sweep]bool{}}, nil
+		packs: map[*pack]bool{}, sweeps: map[*sweep]bool{}, buildOf: map[string]string{}}, nil
 }
 
 // scratch is a new empty directory; undo removes it.
@@ -276,6 +278,47 @@ func (c *contents) load(ctx context.Context, id cas.ID) (dir string, cp runtime.
 		return "", cp, sandbox.Errorf(sandbox.Corrupt, "node.restore", "%s is not a memory snapshot: %w", id, err)
 	}
 	return dir, cp, nil
+}
+
+// builds lists what the checkpoints among kept, and those at hand, were made
+// with. What it has read it remembers: with programs of an earlier build there,
+// every collection asks.
+func (c *contents) builds(ctx context.Context, kept map[string]bool) ([]string, error) {
+	found := map[string]bool{}
+	c.mu.Lock()
+	known := maps.Clone(c.buildOf)
+	c.mu.Unlock()
+	for id := range kept {
+		if build, ok := known[id]; ok {
+			found[build] = true
+			continue
+		}
+		var cp runtime.Checkpoint
+		b, err := snapshot.Memory{}.ReadFile(ctx, c.cfg.Store, cas.ID(id), checkpointFile)
+		switch {
+		case err == nil:
+			err = json.Unmarshal(b, &cp)
+		case errors.Is(err, sandbox.ErrNotFound): // of files
+			err = nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		known[id] = unique.Make(cp.Build).Value() // a kilobyte each, and mostly the same
+		found[cp.Build] = true
+	}
+	maps.DeleteFunc(known, func(id, _ string) bool { return !kept[id] })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.buildOf = known
+	for _, d := range c.plain {
+		select {
+		case <-d.ready:
+			found[d.cp.Build] = true
+		default: // in the store, and so among kept
+		}
+	}
+	return slices.Collect(maps.Keys(found)), nil
 }
 
 // drop lets go of a fork's directory.

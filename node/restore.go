@@ -27,14 +27,14 @@ func (n *Node) restore(ctx context.Context, b *box, from sandbox.Content, g *gue
 	}
 	blank := make(chan made, 1)
 	go func() {
-		b, err := n.blanks.get(ctx)
+		b, err := n.blanks.get(ctx, from.Build)
 		blank <- made{b, err}
 	}()
 	dir, cp, release, err := n.states.use(ctx, from)
 	m := <-blank
 	if err != nil || m.err != nil {
 		if m.err == nil {
-			n.blanks.giveBack(m.b)
+			n.blanks.giveBack(m.b, from.Build)
 		}
 		if err == nil {
 			release()
@@ -45,7 +45,7 @@ func (n *Node) restore(ctx context.Context, b *box, from sandbox.Content, g *gue
 	defer release()
 	r, ok := m.b.(runtime.Restorer)
 	if !ok {
-		n.blanks.giveBack(m.b)
+		n.blanks.giveBack(m.b, from.Build)
 		return nil, sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot restore memory", n.cfg.Driver.Name())
 	}
 	err = n.connected(ctx, b, m.b.ID(), func(c runtime.Container) (err error) {
@@ -66,7 +66,7 @@ func (n *Node) restore(ctx context.Context, b *box, from sandbox.Content, g *gue
 		}
 		return k, nil
 	case sandbox.ClassOf(err) == sandbox.Precondition: // the blank is as it was
-		n.blanks.giveBack(m.b)
+		n.blanks.giveBack(m.b, from.Build)
 	default:
 		n.kernels.remove(m.b.ID())
 	}

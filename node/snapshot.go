@@ -346,6 +346,11 @@ func (n *Node) Collect(ctx context.Context, keep []string) (freed int64, err err
 	if err == nil {
 		err = n.mounts.sweep(kept)
 	}
+	if keeper, ok := n.cfg.Driver.(runtime.BuildKeeper); ok && err == nil {
+		var programs int64
+		programs, err = keeper.PruneBuilds(ctx, func(ctx context.Context) ([]string, error) { return n.states.builds(ctx, kept) })
+		freed += programs
+	}
 	return freed, sandbox.WithOp("node.collect", err)
 }
 

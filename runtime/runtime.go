@@ -72,6 +72,21 @@ type Blanker interface {
 	Blank(ctx context.Context, id string) (Blank, error)
 }
 
+// BuildKeeper is a Blanker that keeps the programs of its earlier builds, so
+// that what was checkpointed with them can go on after an upgrade. A build is
+// what Checkpoint.Build says; "" is any.
+type BuildKeeper interface {
+	// Fits says whether a blank as Blank makes them has the programs of a build.
+	Fits(build string) bool
+	// BlankOf is Blank with the programs of a build. sandbox.ErrPrecondition if
+	// they are not there, or the machine cannot run what they saved.
+	BlankOf(ctx context.Context, id, build string) (Blank, error)
+	// PruneBuilds removes all programs but the current ones, those of kernels
+	// that are there, and those of builds, which is asked only if there are
+	// others, and may miss what is checkpointed meanwhile.
+	PruneBuilds(ctx context.Context, builds func(context.Context) ([]string, error)) (freed int64, err error)
+}
+
 // Blank is a kernel whose guest is not started. It becomes a kernel once, by
 // Start; Destroy ends one that is not wanted. Done is closed when it dies.
 type Blank interface {

@@ -208,3 +208,28 @@ func (m Memory) UnpackDir(ctx context.Context, store cas.Store, id cas.ID, dir s
 	}
 	return errors.Join(g.Wait(), ctx.Err())
 }
+
+// ReadFile is one file of a checkpoint, which is smaller than a chunk. A
+// manifest of another kind has none: sandbox.ErrNotFound.
+func (Memory) ReadFile(ctx context.Context, store cas.Store, id cas.ID, name string) ([]byte, error) {
+	const op = "snapshot.read"
+	c, err := load(ctx, store, id, "")
+	if err != nil {
+		return nil, asError(op, err)
+	}
+	i := slices.IndexFunc(c.files, func(f memoryFile) bool { return f.name == name })
+	if i < 0 {
+		return nil, sandbox.Errorf(sandbox.NotFound, op, "snapshot %s has no file %q", id, name)
+	}
+	f := c.files[i]
+	if f.size >= chunkSize {
+		return nil, sandbox.Errorf(sandbox.TooLarge, op, "file %q of snapshot %s has %d bytes", name, id, f.size)
+	}
+	var b bytes.Buffer
+	if f.size > 0 && f.chunks[0] >= 0 {
+		err = copyBlob(ctx, store, c.blobs[f.chunks[0]], &b)
+	} else {
+		b.Write(make([]byte, f.size))
+	}
+	return b.Bytes(), asError(op, err)
+}

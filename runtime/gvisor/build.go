@@ -33,11 +33,26 @@ const stateForm = 1
 
 // thisBuild is what this machine and its binaries are.
 func thisBuild(runsc, guestHash string) (build, error) {
+	b, err := versionOf(runsc)
+	if err != nil {
+		return build{}, err
+	}
+	b.guest, b.arch = guestHash, goruntime.GOARCH
+	cpuid.Initialize()
+	host := cpuid.HostFeatureSet()
+	b.cpu = strings.Fields(host.FlagString())
+	slices.Sort(b.cpu)
+	b.line = cacheLine(host)
+	return b, nil
+}
+
+// versionOf is the gVisor of a runsc and the form of its state, by what the
+// linker wrote into it.
+func versionOf(runsc string) (b build, err error) {
 	info, err := buildinfo.ReadFile(runsc)
 	if err != nil {
 		return build{}, fmt.Errorf("version of %s: %w", runsc, err)
 	}
-	b := build{guest: guestHash, arch: goruntime.GOARCH}
 	for _, m := range append(info.Deps, &info.Main) {
 		if m.Path == gvisorModule {
 			b.gvisor = m.Version
@@ -53,20 +68,12 @@ func thisBuild(runsc, guestHash string) (build, error) {
 	if b.gvisor == "" {
 		return build{}, fmt.Errorf("%s does not say which gVisor it is", runsc)
 	}
-	cpuid.Initialize()
-	host := cpuid.HostFeatureSet()
-	b.cpu = strings.Fields(host.FlagString())
-	slices.Sort(b.cpu)
-	b.line = cacheLine(host)
 	return b, nil
 }
 
 func (b build) String() string {
 	return fmt.Sprintf("gvisor=%s;form=%d;guest=%s;arch=%s;line=%s;cpu=%s", b.gvisor, b.form, b.guest, b.arch, b.line, strings.Join(b.cpu, ","))
 }
-
-// code is what runs in a kernel: its gVisor and its guest.
-func (b build) code() string { return b.gvisor + "/" + b.guest }
 
 func parseBuild(s string) build {
 	var b build
@@ -94,12 +101,30 @@ func parseBuild(s string) build {
 	return b
 }
 
-// restores says whether a checkpoint of was can go on here.
+// restores says whether a checkpoint of was can go on with these programs on
+// this machine.
 func (b build) restores(was build) error {
-	refuse := func(format string, args ...any) error {
-		return sandbox.Errorf(sandbox.Precondition, "gvisor.restore", format, args...).
-			WithHint("processes and memory cannot go on here; the files of the snapshot can still be used")
+	if err := b.reads(was); err != nil {
+		return err
 	}
+	return b.runs(was)
+}
+
+// reads says whether these programs understand it.
+func (b build) reads(was build) error {
+	switch {
+	case was.gvisor != b.gvisor:
+		return refuseRestore("the checkpoint was made by gVisor %q, this is %q", was.gvisor, b.gvisor)
+	case was.form > b.form:
+		return refuseRestore("the checkpoint was written by a later Cove: its state has form %d, this reads up to %d", was.form, b.form)
+	case was.guest != b.guest:
+		return refuseRestore("the checkpoint was made with guest %q, this node has %q", was.guest, b.guest)
+	}
+	return nil
+}
+
+// runs says whether this machine can run what was saved.
+func (b build) runs(was build) error {
 	var missing []string
 	for _, f := range was.cpu {
 		if _, ok := slices.BinarySearch(b.cpu, f); !ok {
@@ -107,18 +132,17 @@ func (b build) restores(was build) error {
 		}
 	}
 	switch {
-	case was.gvisor != b.gvisor:
-		return refuse("the checkpoint was made by gVisor %q, this is %q", was.gvisor, b.gvisor)
-	case was.form > b.form:
-		return refuse("the checkpoint was written by a later Cove: its state has form %d, this reads up to %d", was.form, b.form)
-	case was.guest != b.guest:
-		return refuse("the checkpoint was made with guest %q, this node has %q", was.guest, b.guest)
 	case was.arch != b.arch:
-		return refuse("the checkpoint is of a %q CPU, this is %q", was.arch, b.arch)
+		return refuseRestore("the checkpoint is of a %q CPU, this is %q", was.arch, b.arch)
 	case len(missing) > 0:
-		return refuse("this CPU lacks what the checkpoint's had: %s", strings.Join(missing, " "))
+		return refuseRestore("this CPU lacks what the checkpoint's had: %s", strings.Join(missing, " "))
 	case was.line != b.line:
-		return refuse("the checkpoint's CPU had cache lines of %s bytes, this has %s", was.line, b.line)
+		return refuseRestore("the checkpoint's CPU had cache lines of %s bytes, this has %s", was.line, b.line)
 	}
 	return nil
+}
+
+func refuseRestore(format string, args ...any) error {
+	return sandbox.Errorf(sandbox.Precondition, "gvisor.restore", format, args...).
+		WithHint("processes and memory cannot go on here; the files of the snapshot can still be used")
 }

@@ -47,13 +47,11 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	if container == "" || init == 0 {
 		return cp, sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
 	}
-	if k.saved.Build != "" && k.saved.Build != k.d.build.code() || k.saved.Form > k.d.build.form {
-		// Cold standby would end its kernel for a state nothing here restores.
-		return cp, sandbox.Errorf(sandbox.Precondition, op, "kernel %s was booted with %s (form %d), this node restores with %s (form %d)", k.id, k.saved.Build, k.saved.Form, k.d.build.code(), k.d.build.form).
-			WithHint("its memory cannot be saved any more; a filesystem snapshot of it can be taken")
-	}
 	if ents, err := os.ReadDir(dir); err != nil || len(ents) > 0 {
 		return cp, sandbox.InvalidField("dir", "%s must be an empty directory (%d entries, %v)", dir, len(ents), err)
+	}
+	if err := k.keep(); err != nil {
+		return cp, asKeepError(op, err)
 	}
 	var imageID string
 	if image != "" {
@@ -114,7 +112,7 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 			return cp, k.explain(op, err)
 		}
 	}
-	return runtime.Checkpoint{Version: checkpointVersion, Driver: driverName, Build: k.d.build.String(), Files: files, Data: data}, nil
+	return runtime.Checkpoint{Version: checkpointVersion, Driver: driverName, Build: k.build().String(), Files: files, Data: data}, nil
 }
 
 // saves is how often a checkpoint is tried, within half a second.

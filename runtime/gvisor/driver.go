@@ -34,7 +34,6 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/runsc/config"
-	"gvisor.dev/gvisor/runsc/specutils"
 
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -55,12 +54,17 @@ type Driver struct {
 	dir     string
 	conf    *config.Config // as the sentry boots; treated as immutable
 	start   *config.Config // as StartRoot sees it: loopback only, see newConf
-	guestfs string         // EROFS with the guest binary
-	sftp    bool           // and with cove-sftp
-	build   build          // what checkpoints made here depend on
+	now     programs       // of the kernels that are booted
+	sftp    bool           // they have cove-sftp
+	build   build          // what checkpoints of theirs depend on
 	groups  cgroups
 	log     *slog.Logger
 	kernels sync.Map // *Kernel → nothing; made or adopted and not destroyed
+
+	// keeping is locked while programs are kept or removed, read-locked while a
+	// kernel of earlier ones is made.
+	keeping sync.RWMutex
+	kept    map[programs]bool // there, durably, for checkpoints of this process
 }
 
 var (
@@ -90,7 +94,7 @@ func Open(ctx context.Context, c Config) (*Driver, error) {
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
-	d := &Driver{dir: dir, log: c.Logger.With("component", "gvisor")}
+	d := &Driver{dir: dir, kept: map[programs]bool{}, log: c.Logger.With("component", "gvisor")}
 	for _, sub := range []string{"", "run", "k"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o711); err != nil {
 			return nil, sandbox.Errorf(sandbox.Precondition, op, "%w", err)
@@ -103,16 +107,18 @@ func Open(ctx context.Context, c Config) (*Driver, error) {
 		return nil, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
 	// runsc re-executes itself to boot a sentry; from our process that must be
-	// the runsc binary. A package variable of theirs, the same for every driver.
-	specutils.ExePath = c.RunscPath
-	if d.guestfs, err = buildGuestFS(ctx, dir, c.GuestPath); err != nil {
+	// the runsc binary.
+	setRunsc(c.RunscPath)
+	guestfs, err := buildGuestFS(ctx, dir, c.GuestPath)
+	if err != nil {
 		return nil, err
 	}
 	_, serr := os.Stat(filepath.Join(filepath.Dir(c.GuestPath), sftpBinary))
 	d.sftp = serr == nil
-	if d.build, err = thisBuild(c.RunscPath, filepath.Base(d.guestfs)); err != nil {
+	if d.build, err = thisBuild(c.RunscPath, filepath.Base(guestfs)); err != nil {
 		return nil, sandbox.Errorf(sandbox.Precondition, op, "%w", err)
 	}
+	d.now = programs{gvisor: d.build.gvisor, form: d.build.form, runsc: c.RunscPath, guestfs: guestfs}
 	return d, nil
 }
 
@@ -154,6 +160,10 @@ func (d *Driver) Boot(ctx context.Context, id string) (runtime.Kernel, error) {
 
 // Blank makes a sentry without starting its guest. See runtime.Blanker.
 func (d *Driver) Blank(ctx context.Context, id string) (runtime.Blank, error) {
+	return d.blank(ctx, id, d.now)
+}
+
+func (d *Driver) blank(ctx context.Context, id string, p programs) (runtime.Blank, error) {
 	const op = "gvisor.blank"
 	if !validID.MatchString(id) {
 		return nil, sandbox.InvalidField("id", "kernel id %q must match %s", id, validID)
@@ -162,9 +172,9 @@ func (d *Driver) Blank(ctx context.Context, id string) (runtime.Blank, error) {
 	if _, err := rand.Read(secret); err != nil {
 		return nil, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
-	k := newKernel(d, id)
+	k := newKernel(d, id, p)
 	k.saved.Secret = hex.EncodeToString(secret)
-	k.saved.Build, k.saved.Form = d.build.code(), d.build.form
+	k.saved.Build, k.saved.Form = p.code(), p.form
 	// The directory is the claim to the id: before it is ours nothing may be
 	// undone, or a boot with a taken id would take the kernel that has it down.
 	if err := os.Mkdir(k.dir(), 0o711); errors.Is(err, os.ErrExist) {
@@ -223,15 +233,17 @@ func (d *Driver) Adopt(ctx context.Context, h runtime.Handle) (_ runtime.Kernel,
 	if h.Driver != driverName || h.Version != handleVersion {
 		return nil, sandbox.Errorf(sandbox.Unsupported, op, "handle %s version %d is not for this driver", h.Driver, h.Version)
 	}
-	k := newKernel(d, h.ID)
+	var was saved
+	if err := json.Unmarshal(h.Data, &was); err != nil {
+		return nil, sandbox.Errorf(sandbox.Corrupt, op, "handle of kernel %s: %w", h.ID, err)
+	}
+	k := newKernel(d, h.ID, d.programsOfKernel(was))
+	k.saved = was
 	defer func() {
 		if err != nil {
 			d.kernels.Delete(k)
 		}
 	}()
-	if err := json.Unmarshal(h.Data, &k.saved); err != nil {
-		return nil, sandbox.Errorf(sandbox.Corrupt, op, "handle of kernel %s: %w", h.ID, err)
-	}
 	err = k.adopt(ctx)
 	if err != nil && processStart(k.saved.PID) != k.saved.StartTime {
 		return nil, sandbox.Errorf(sandbox.NotFound, op, "kernel %s: its process is gone", h.ID)
@@ -268,7 +280,7 @@ func (d *Driver) Sweep(ctx context.Context, keep map[string]bool) ([]string, err
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			k := newKernel(d, id)
+			k := newKernel(d, id, d.now)
 			if pid := sentries()[id]; pid != 0 {
 				k.saved.PID, k.saved.StartTime = pid, processStart(pid)
 			}

@@ -41,8 +41,9 @@ type Kernel struct {
 	sb    *gvsandbox.Sandbox
 	guest *guest.Client
 
-	saved saved
-	bulks gate // transfers under way, which a checkpoint must not meet
+	saved    saved
+	programs programs
+	bulks    gate // transfers under way, which a checkpoint must not meet
 
 	done     chan struct{} // closed by finish
 	doneOnce sync.Once
@@ -82,8 +83,8 @@ type saved struct {
 
 var _ runtime.Kernel = (*Kernel)(nil)
 
-func newKernel(d *Driver, id string) *Kernel {
-	k := &Kernel{d: d, id: id, done: make(chan struct{}), cleaned: make(chan struct{}), thawed: make(chan struct{})}
+func newKernel(d *Driver, id string, p programs) *Kernel {
+	k := &Kernel{d: d, id: id, programs: p, done: make(chan struct{}), cleaned: make(chan struct{}), thawed: make(chan struct{})}
 	close(k.cleaned)
 	close(k.thawed)
 	d.kernels.Store(k, nil)
@@ -140,7 +141,7 @@ func (k *Kernel) blank() (*specs.Spec, error) {
 	if err := os.Mkdir(empty, 0o711); err != nil {
 		return nil, err
 	}
-	spec := rootSpec(empty, d.guestfs, []string{
+	spec := rootSpec(empty, k.programs.guestfs, []string{
 		"COVE_GUEST_SECRET=" + k.saved.Secret,
 		"COVE_GUEST_PORT=" + strconv.Itoa(guestPort),
 	})
@@ -169,17 +170,19 @@ func (k *Kernel) blank() (*specs.Spec, error) {
 	if group != nil {
 		defer group.Close()
 	}
-	rootfs, err := os.Open(d.guestfs)
+	rootfs, err := os.Open(k.programs.guestfs)
 	if err != nil {
 		return nil, err
 	}
 	err = withStdio(d.stdio(), func() error {
-		k.sb, err = gvsandbox.New(d.conf, &gvsandbox.Args{
-			ID: k.id, Spec: spec, BundleDir: k.dir(), MountHints: hints, CloneIntoCgroupFD: group,
-			IOFiles:         []*os.File{rootfs}, // closed by New
-			GoferMountConfs: specutils.GoferMountConfFlags{{Lower: specutils.Erofs, Upper: specutils.NoOverlay}},
+		return withRunsc(k.programs.runsc, func() error {
+			k.sb, err = gvsandbox.New(d.conf, &gvsandbox.Args{
+				ID: k.id, Spec: spec, BundleDir: k.dir(), MountHints: hints, CloneIntoCgroupFD: group,
+				IOFiles:         []*os.File{rootfs}, // closed by New
+				GoferMountConfs: specutils.GoferMountConfFlags{{Lower: specutils.Erofs, Upper: specutils.NoOverlay}},
+			})
+			return err
 		})
-		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("starting the sentry: %w", err)
@@ -213,7 +216,7 @@ func (k *Kernel) start(ctx context.Context, spec *specs.Spec) error {
 // that in its pool, a create does not: it takes 10 of 40 ms out of attach and
 // first exec, and adds 45 ms and 0.4 MiB to a boot.
 func (k *Kernel) rehearse(ctx context.Context) error {
-	c := runtime.Container{Rootfs: runtime.Rootfs{Path: k.d.guestfs, User: "0:0"}, Resources: sandbox.Resources{Disk: 1 << 20, Pids: 16},
+	c := runtime.Container{Rootfs: runtime.Rootfs{Path: k.programs.guestfs, User: "0:0"}, Resources: sandbox.Resources{Disk: 1 << 20, Pids: 16},
 		Resolvers: []netip.Addr{netip.IPv4Unspecified()}}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -477,7 +480,7 @@ func (k *Kernel) launch(c runtime.Container, cid string) (initPID int, err error
 		return 0, sandbox.Errorf(sandbox.ImageNotFound, "", "image content %s: %w", c.Rootfs.Path, err)
 	}
 	defer image.Close()
-	guestfs, err := os.Open(d.guestfs)
+	guestfs, err := os.Open(k.programs.guestfs)
 	if err != nil {
 		return 0, err
 	}
@@ -494,7 +497,7 @@ func (k *Kernel) launch(c runtime.Container, cid string) (initPID int, err error
 		return 0, err
 	}
 	defer stdin.Close()
-	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), d.guestfs)
+	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), k.programs.guestfs)
 	vols, err := k.serveVolumes(c.Volumes, cid)
 	if err != nil {
 		return 0, err

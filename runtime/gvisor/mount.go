@@ -121,7 +121,7 @@ const mountKeys = "/carried"
 
 // launchFerry starts a container with the guest's own file system and m.
 func (k *Kernel) launchFerry(cid string, m mount) (initPID int, err error) {
-	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), k.d.guestfs)
+	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), k.programs.guestfs)
 	spec.Process.Args = []string{strings.TrimPrefix(initArgs()[0], guestMount), "init"}
 	spec.Mounts = []specs.Mount{m.spec()}
 	var files []*os.File
@@ -130,7 +130,7 @@ func (k *Kernel) launchFerry(cid string, m mount) (initPID int, err error) {
 			f.Close()
 		}
 	}()
-	for _, p := range []string{k.d.stdio(), k.d.guestfs, m.Source} {
+	for _, p := range []string{k.d.stdio(), k.programs.guestfs, m.Source} {
 		f, err := os.Open(p)
 		if err != nil {
 			return 0, err

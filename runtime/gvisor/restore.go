@@ -27,7 +27,7 @@ import (
 // go away; if its content does, the kernel ends.
 func (b *blank) Restore(ctx context.Context, dir string, cp runtime.Checkpoint, c runtime.Container) (runtime.Kernel, error) {
 	const op = "gvisor.restore"
-	was, err := b.d.restorable(cp, c)
+	was, err := b.restorable(cp, c)
 	if err != nil {
 		return nil, err
 	}
@@ -51,13 +51,13 @@ func (b *blank) Restore(ctx context.Context, dir string, cp runtime.Checkpoint, 
 }
 
 // restorable checks all that can be known without touching a kernel.
-func (d *Driver) restorable(cp runtime.Checkpoint, c runtime.Container) (was checkpointed, err error) {
+func (k *Kernel) restorable(cp runtime.Checkpoint, c runtime.Container) (was checkpointed, err error) {
 	const op = "gvisor.restore"
 	if cp.Driver != driverName || cp.Version != checkpointVersion {
 		return was, sandbox.Errorf(sandbox.Precondition, op, "checkpoint %s version %d is not for this driver", cp.Driver, cp.Version).
 			WithHint("the files of the snapshot can still be used")
 	}
-	if err := d.build.restores(parseBuild(cp.Build)); err != nil {
+	if err := k.build().restores(parseBuild(cp.Build)); err != nil {
 		return was, err
 	}
 	if err := json.Unmarshal(cp.Data, &was); err != nil {
@@ -130,8 +130,8 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 // restoreContainer names the files of the user's container, the last that the
 // sentry needs; it runs when this returns.
 func (k *Kernel) restoreContainer(c runtime.Container, cid string, mounts []mount) error {
-	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), k.d.guestfs)
-	files := []string{c.Rootfs.Path, k.d.guestfs}
+	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), k.programs.guestfs)
+	files := []string{c.Rootfs.Path, k.programs.guestfs}
 	confs := []specutils.GoferMountConf{
 		{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(c.Resources.Disk, 10)},
 		{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
