@@ -27,6 +27,10 @@ func capabilities(names []string) *specs.LinuxCapabilities {
 	return &specs.LinuxCapabilities{Bounding: names, Effective: names, Permitted: names}
 }
 
+// The specs of a kernel are compared with those of the checkpoint when one is
+// restored, and a difference fails it: what changes here must ask the kernel's
+// programs which form it has.
+
 // rootSpec is the kernel's root container: the guest and nothing else.
 func rootSpec(emptyDir, guestfs string, env []string) *specs.Spec {
 	return &specs.Spec{
