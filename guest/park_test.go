@@ -89,8 +89,11 @@ func streamsGoOn(t *testing.T, cut func(*guest.Client) error) {
 		if err := c.Ping(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if w.dials.Load() == before {
-			t.Error("a connection outlived it")
+		// What was cut off comes back by itself, on a machine with load later.
+		for until := time.Now().Add(20 * time.Second); w.dials.Load() == before; time.Sleep(time.Millisecond) {
+			if time.Now().After(until) {
+				t.Fatal("a connection outlived it")
+			}
 		}
 	}
 	if _, err := c.WriteFile(t.Context(), "/stop", nil, sandbox.WriteOptions{}); err != nil {
