@@ -395,6 +395,45 @@ func TestSnapshotOfNothingNew(t *testing.T) {
 	}
 }
 
+// A volume is written by others too, while the sandbox does nothing; and one that
+// sleeps is told which file of it must come back.
+func TestVolumeChangesBehindASandbox(t *testing.T) {
+	m := newMachine(t)
+	ctx := t.Context()
+	vol, err := m.Volumes().Create(ctx, sandbox.Volume{Name: "data", Size: 32 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.create("a", func(s *sandbox.Spec) {
+		s.Volumes = []sandbox.VolumeMount{{Volume: vol.ID, Path: "/data", Mode: sandbox.VolumeShared}}
+	})
+	put := func(name string) {
+		t.Helper()
+		if _, err := m.Volumes().WriteFile(ctx, vol.ID, name, strings.NewReader("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := m.snapshot("a", sandbox.DirectorySnapshot, "/data").Content
+	put("/new")
+	if again := m.snapshot("a", sandbox.DirectorySnapshot, "/data").Content; again.Manifest == first.Manifest {
+		t.Error("a directory on a volume that has a new file counts as unchanged")
+	}
+	m.sh("a", "(exec 3</data/new; exec sleep 1000) >/dev/null 2>&1 &")
+	if err := m.Pause(ctx, "a", true); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Volumes().RemoveFile(ctx, vol.ID, "/new", false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Resume(ctx, "a"); !errors.Is(err, sandbox.ErrPrecondition) || !strings.Contains(err.Error(), "/data/new") {
+		t.Errorf("without a file it has open it wakes with %v", err)
+	}
+	put("/new")
+	if got := m.sh("a", "cat /data/new"); got != "x" {
+		t.Errorf("with the file again: %q", got)
+	}
+}
+
 func TestForkAndTarOnGVisor(t *testing.T) {
 	m := newMachine(t)
 	ctx := t.Context()

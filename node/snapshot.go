@@ -189,7 +189,11 @@ func (n *Node) snapshotFiles(ctx context.Context, id string, r SnapshotRequest) 
 		return c, 0, err
 	}
 	defer giveBack()
-	if !r.Stop {
+	// A directory may be on a volume, or lead there, and others write to those.
+	n.mu.Lock()
+	shared := r.Kind == sandbox.DirectorySnapshot && len(b.sb.Spec.Volumes) > 0
+	n.mu.Unlock()
+	if !r.Stop && !shared {
 		if m, ok := n.sameAs(b, r, 1); ok {
 			return m, 0, nil
 		}
@@ -235,7 +239,7 @@ func (n *Node) snapshotFiles(ctx context.Context, id string, r SnapshotRequest) 
 	if r.Stop {
 		return c, paused, n.stopInto(b, r, c)
 	}
-	if quiet {
+	if quiet && !shared {
 		n.remember(b, r, mark{touched: touched, content: c})
 	}
 	return c, paused, nil

@@ -28,6 +28,8 @@ type checkpointed struct {
 	InitPID int     `json:"init_pid"`
 	Image   string  `json:"image"` // its superblockID; "" where that was not known
 	Mounts  []mount `json:"mounts,omitempty"`
+	// Held must be on the volumes when it wakes; nil where that was not noted.
+	Held []heldFile `json:"held,omitempty"`
 }
 
 var (
@@ -59,10 +61,6 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 			return cp, k.explain(op, err)
 		}
 	}
-	data, err := json.Marshal(checkpointed{Secret: k.saved.Secret, InitPID: init, Image: imageID, Mounts: k.mounts(container)})
-	if err != nil {
-		return cp, sandbox.Errorf(sandbox.Internal, op, "%w", err)
-	}
 	if err := k.bulks.shut(ctx); err != nil {
 		return cp, sandbox.Errorf(sandbox.Canceled, op, "waiting for transfers to end: %w", err)
 	}
@@ -90,6 +88,14 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	}
 	if err := k.guest.Park(ctx); err != nil {
 		return cp, k.explain(op, err)
+	}
+	held, err := k.held(container)
+	if err != nil { // its volumes give I/O errors; all else can be saved
+		k.d.log.Warn("a checkpoint does not know which files of volumes it needs", "kernel", k.id, "err", err)
+	}
+	data, err := json.Marshal(checkpointed{Secret: k.saved.Secret, InitPID: init, Image: imageID, Mounts: k.mounts(container), Held: held})
+	if err != nil {
+		return cp, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
 	defer k.unlimited()()
 	var files []string

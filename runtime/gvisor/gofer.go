@@ -1,13 +1,17 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -32,6 +36,21 @@ func (k *Kernel) recordVolumes(cid string, vols []runtime.Volume) error {
 		return err
 	}
 	return os.WriteFile(k.volumesFile(cid), b, 0o600)
+}
+
+// volumesOf lists where a container has its volumes, in the gofer's order.
+func (k *Kernel) volumesOf(cid string) (targets []string, err error) {
+	b, err := os.ReadFile(k.volumesFile(cid))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, sandbox.Errorf(sandbox.Unavailable, "", "kernel %s: %w", k.id, err)
+	}
+	if err := json.Unmarshal(b, &targets); err != nil {
+		return nil, sandbox.Errorf(sandbox.Corrupt, "", "kernel %s: %w", k.id, err)
+	}
+	return targets, nil
 }
 
 // watchGofer collects a gofer of ours when it ends, by a pidfd in Go's poller:
@@ -80,22 +99,81 @@ func (k *Kernel) VolumesErr(context.Context) error {
 	if cid == "" {
 		return nil
 	}
-	b, err := os.ReadFile(k.volumesFile(cid))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
+	targets, err := k.volumesOf(cid)
 	if err != nil {
-		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
+		return sandbox.WithOp(op, err)
 	}
-	var targets []string
-	if err := json.Unmarshal(b, &targets); err != nil {
-		return sandbox.Errorf(sandbox.Corrupt, op, "kernel %s: %w", k.id, err)
-	}
-	if k.goferOf(cid) != 0 {
+	if len(targets) == 0 || k.goferOf(cid) != 0 {
 		return nil
 	}
 	return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: the file server of its volumes (%s) is gone: they give I/O errors inside",
 		k.id, strings.Join(targets, ", ")).WithHint("what is on the volumes is safe; reset the sandbox to have them served again")
+}
+
+// heldFile is a file or directory of a volume that something inside has open, or
+// is in.
+type heldFile struct {
+	Target string `json:"target"` // of the volume
+	Path   string `json:"path"`   // in it
+}
+
+// held lists what a container holds of its volumes: the gofer has a descriptor
+// for each, and runs on while the kernel stands still. What was removed by its
+// last name is not listed: gVisor saves such a file whole.
+func (k *Kernel) held(cid string) (files []heldFile, err error) {
+	targets, err := k.volumesOf(cid)
+	if err != nil || len(targets) == 0 {
+		return nil, err
+	}
+	dir := fmt.Sprintf("/proc/%d/fd", k.goferOf(cid))
+	ents, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("the file server of its volumes: %w", err)
+	}
+	for _, e := range ents {
+		name, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil || strings.HasSuffix(name, " (deleted)") {
+			continue // closed since, or removed
+		}
+		for i, target := range targets {
+			if rel, ok := strings.CutPrefix(name, goferVolume(i)+"/"); ok {
+				files = append(files, heldFile{target, rel})
+			}
+		}
+	}
+	slices.SortFunc(files, func(a, b heldFile) int {
+		return cmp.Or(strings.Compare(a.Target, b.Target), strings.Compare(a.Path, b.Path))
+	})
+	return slices.Compact(files), nil
+}
+
+// goferVolume is where the gofer has its i-th volume.
+func goferVolume(i int) string { return "/root" + goferMount(i) }
+
+// goferMount is that in its own spec; it makes /root its root.
+func goferMount(i int) string { return "/v" + strconv.Itoa(i) }
+
+// checkHeld refuses a restore that would fail for a file that is gone: every
+// name that was open is looked up again.
+func checkHeld(files []heldFile, vols []runtime.Volume) error {
+	for _, v := range vols {
+		root, err := os.OpenRoot(v.Source)
+		if err != nil {
+			return sandbox.Errorf(sandbox.Precondition, "", "the volume for %s: %w", v.Target, err)
+		}
+		for _, f := range files {
+			if f.Target != v.Target {
+				continue
+			}
+			if _, err := root.Lstat(f.Path); errors.Is(err, os.ErrNotExist) {
+				root.Close()
+				return sandbox.Errorf(sandbox.Precondition, "", "%s, which it has open or is in, was removed from the volume", path.Join(v.Target, f.Path)).
+					WithHint("put a file of that name back (cove volume put), and it goes on; or start from its files: cove create --snapshot")
+			}
+		}
+		root.Close()
+	}
+	return nil
 }
 
 // goferOf finds the gofer of a container in the kernel's cgroup, by its name

@@ -78,7 +78,7 @@ func (k *Kernel) restorable(cp runtime.Checkpoint, c runtime.Container) (was che
 			return was, sandbox.Errorf(sandbox.Precondition, op, "%s, mounted at %s in the checkpoint, is not there or another (%v)", m.Source, m.Path, err)
 		}
 	}
-	return was, nil
+	return was, sandbox.WithOp(op, checkHeld(was.Held, c.Volumes))
 }
 
 // goOn is Restore without the cleaning up.

@@ -161,7 +161,7 @@ func (k *Kernel) serveVolumes(vols []runtime.Volume, cid string) (_ *volumeMount
 			opts[2] = "ro"
 		}
 		conf := specutils.GoferMountConf{Lower: specutils.Lisafs, Upper: specutils.NoOverlay}
-		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/v" + strconv.Itoa(i), Type: "bind", Source: v.Source, Options: append([]string{"bind"}, opts...)})
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: goferMount(i), Type: "bind", Source: v.Source, Options: append([]string{"bind"}, opts...)})
 		confs = append(confs, conf)
 		// dcache=0: names the sentry has seen but nothing holds open are not
 		// kept. A restore looks up every name that is, and fails for one that
@@ -209,7 +209,7 @@ func (k *Kernel) serveVolumes(vols []runtime.Volume, cid string) (_ *volumeMount
 
 	conf := *k.d.conf
 	conf.Debug, conf.DebugLog, conf.FDLimit = false, "", goferFiles
-	cmd := &exec.Cmd{Path: specutils.ExePath, Env: []string{}, Dir: "/", Stderr: m.report, ExtraFiles: theirs}
+	cmd := &exec.Cmd{Path: k.goferProgram(), Env: []string{}, Dir: "/", Stderr: m.report, ExtraFiles: theirs}
 	cmd.Args = slices.Concat([]string{goferName}, conf.ToFlags(),
 		[]string{"gofer", "--bundle=" + k.dir(), "--gofer-mount-confs=" + confs.String()}, args, []string{cid})
 	// Every user and group is itself in the gofer's user namespace: it serves
@@ -245,6 +245,15 @@ func (k *Kernel) serveVolumes(vols []runtime.Volume, cid string) (_ *volumeMount
 		return nil, errors.Join(err, unix.Kill(m.pid, unix.SIGKILL)) // watchGofer collects it
 	}
 	return m, nil
+}
+
+// goferProgram is the kernel's own runsc, or, where that was not kept, the
+// current one: the two agree on the protocol when they connect.
+func (k *Kernel) goferProgram() string {
+	if isFile(k.programs.runsc) {
+		return k.programs.runsc
+	}
+	return k.d.now.runsc
 }
 
 // socketPair is one connection.

@@ -1,6 +1,7 @@
 package runtimetest
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -75,6 +76,20 @@ func (s *suite) testVolumeCheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("meanwhile\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	// What it had open must be there by its name; who brings it back wakes it.
+	log, away := filepath.Join(dir, "log"), filepath.Join(dir, "away")
+	if err := os.Rename(log, away); err != nil {
+		t.Fatal(err)
+	}
+	b := s.blank(t, d)
+	_, err := b.(runtime.Restorer).Restore(deadline(t), saved, cp, s.container(t, with))
+	expectClass(t, "without a file it had open", err, sandbox.Precondition)
+	if err == nil || !strings.Contains(err.Error(), "/data/log") {
+		t.Errorf("it does not name the file: %v", err)
+	}
+	if err := errors.Join(b.Destroy(deadline(t)), os.Rename(away, log)); err != nil {
 		t.Fatal(err)
 	}
 	child := s.restore(t, d, saved, cp, with)
