@@ -6,10 +6,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -211,8 +213,23 @@ func TestImagesAndKeys(t *testing.T) {
 	f.cove(t, settings{}, "tenant", "create", "research", "--sandboxes", "5", "--memory", "64GiB").want(t, 0, "t1\n")
 	f.cove(t, settings{}, "tenant", "create", "research", "--memory", "lots").want(t, 2, "", "lots")
 	f.cove(t, settings{}, "tenant", "ls").want(t, 0, "ID  NAME      SANDBOXES  CPU  MEMORY  DISK  SNAPSHOTS  CREATES/S\nt1  research  5          -    64GiB   -     -          -\n")
-	f.cove(t, settings{}, "tenant", "get", "research").want(t, 0, "t1 research\nTHING      USED  QUOTA\nsandboxes  2     5\ncpu        0     -\nmemory     1GiB  -\ndisk       0B    -\nsnapshots  0B    -\ncreates/s  -     -\n")
+	f.cove(t, settings{}, "tenant", "get", "research").want(t, 0, "t1 research\nTHING      USED  QUOTA\nsandboxes  2     5\ncpu        0     -\nmemory     1GiB  64GiB\ndisk       0B    -\nsnapshots  0B    -\ncreates/s  -     -\n")
+	for flags, want := range map[string]quotaJSON{ // of 5 sandboxes and 64 GiB
+		"--cpu 8":                       {Sandboxes: 5, Memory: 64 << 30, CPU: 8},
+		"--memory none --sandboxes 9":   {Sandboxes: 9},
+		"--memory 1GiB --sandboxes 0":   {Memory: 1 << 30},
+		"--creates-per-second 0.5":      {Sandboxes: 5, Memory: 64 << 30, CreatesPerSecond: 0.5},
+		"--snapshot-bytes 1k --disk 2k": {Sandboxes: 5, Memory: 64 << 30, SnapshotBytes: 1 << 10, Disk: 2 << 10},
+	} {
+		var got tenantJSON
+		out := f.cove(t, settings{}, append([]string{"tenant", "set-quota", "research", "--json"}, strings.Fields(flags)...)...)
+		if err := json.Unmarshal([]byte(out.stdout), &got); err != nil || got.Quota != want {
+			t.Errorf("set-quota %s: %+v %v, want %+v\n%s", flags, got.Quota, err, want, out.stderr)
+		}
+	}
 	f.cove(t, settings{}, "tenant", "set-quota", "research", "--cpu", "8").want(t, 0, "t1\n")
+	f.cove(t, settings{}, "tenant", "set-quota", "research").want(t, 2, "", "which bound?")
+	f.cove(t, settings{}, "tenant", "set-quota", "research", "--cpu", "many").want(t, 2, "", `"many" is neither a number nor none`)
 	f.cove(t, settings{}, "tenant", "rm", "research").want(t, 0, "research\n")
 	f.cove(t, settings{}, "audit").want(t, 0, "2023-11-14T22:13:20Z t1               ci               sandbox.kill         ok                 id:abc\n")
 	f.cove(t, settings{}, "audit", "--json", "--since", "1h").want(t, 0, `{"seq":1,"at":"2023-11-14T22:13:20Z","tenant":"t1","key":"k1","key_name":"ci","remote":"127.0.0.1","op":"sandbox.kill","things":["id:abc"],"outcome":"ok","prev":"","hash":"ff"}`+"\n")
@@ -233,6 +250,10 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	f.cove(t, settings{}, "creat").want(t, 2, "", "did you mean 'cove create'?")
 	f.cove(t, settings{}, "frobnicate").want(t, 2, "", "'cove --help' lists the commands")
 	f.cove(t, settings{}, "image", "pul", "x").want(t, 2, "", "did you mean 'cove image pull'?")
+	// Its flags are not what is wrong with a command that is none.
+	f.cove(t, settings{}, "tenant", "set", "ta", "--sandboxes", "9").want(t, 2, "", `unknown command "tenant set"`, "did you mean 'cove tenant set-quota'?")
+	f.cove(t, settings{}, "creat", "--memory", "1GiB").want(t, 2, "", `unknown command "creat"`, "did you mean 'cove create'?")
+	f.cove(t, settings{}, "volume", "--nope", "ls").want(t, 2, "", "unknown flag: --nope")
 	f.cove(t, settings{}, "ls", "--nope").want(t, 2, "", "unknown flag: --nope", "usage: cove ls")
 	f.cove(t, settings{}, "--url", "127.0.0.1:7777", "ls").want(t, 2, "", "is not the URL of a server")
 
@@ -244,6 +265,49 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	ln.Close()
 	f.cove(t, settings{}, "--url", dead, "ls").want(t, 1, "", "cove: no Cove server at "+dead, "'make start' or 'cove serve'")
 	f.cove(t, settings{}, "--url", dead, "run", "--", "ls").want(t, 125, "", "no Cove server")
+}
+
+// What help names must be there. A flag in a long text is one of the command
+// itself, unless it stands behind another's name; --url, which every command
+// has and which is the server's address, is none of them.
+func TestHelpNamesFlagsThatExist(t *testing.T) {
+	a := &app{}
+	a.fill()
+	root := a.root()
+	flag, call := regexp.MustCompile(`--[a-z][a-z-]*`), regexp.MustCompile(`(?:cove ((?:[a-z-]+ )+))?(--[a-z][a-z-]*)`)
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, m := range call.FindAllStringSubmatch(cmd.Long, -1) {
+			of := cmd
+			if m[1] != "" {
+				of, _, _ = root.Find(strings.Fields(m[1]))
+			}
+			if of.LocalFlags().Lookup(m[2][2:]) == nil {
+				t.Errorf("%s: its help names %s, which is no flag of %s", cmd.CommandPath(), m[2], of.CommandPath())
+			}
+		}
+		for _, line := range strings.Split(cmd.Example, "\n") {
+			_, line, ok := strings.Cut(line, "cove ")
+			if !ok {
+				continue
+			}
+			line, _, _ = strings.Cut(line, " -- ")
+			of, _, err := root.Find(strings.Fields(strings.NewReplacer(")", " ").Replace(line)))
+			if err != nil || of == root {
+				t.Errorf("%s: no command in the example %q (%v)", cmd.CommandPath(), line, err)
+				continue
+			}
+			for _, name := range flag.FindAllString(line, -1) {
+				if of.Flag(name[2:]) == nil {
+					t.Errorf("%s: the example %q has %s, which is no flag of %s", cmd.CommandPath(), line, name, of.CommandPath())
+				}
+			}
+		}
+		for _, c := range cmd.Commands() {
+			walk(c)
+		}
+	}
+	walk(root)
 }
 
 func TestTheLocalServerIsFoundByItsFiles(t *testing.T) {

@@ -491,7 +491,7 @@ func (f fakeTenants) List(ctx context.Context, r *connect.Request[covev1.ListTen
 	return connect.NewResponse(&covev1.ListTenantsResponse{Tenants: f.f.tenants}), nil
 }
 func (f fakeTenants) Get(ctx context.Context, r *connect.Request[covev1.GetTenantRequest]) (*connect.Response[covev1.GetTenantResponse], error) {
-	return connect.NewResponse(&covev1.GetTenantResponse{Tenant: &covev1.Tenant{Id: "t1", Name: r.Msg.GetName(), Quota: &covev1.Quota{Sandboxes: 5}, Used: &covev1.Quota{Sandboxes: 2, Memory: 1 << 30}}}), nil
+	return connect.NewResponse(&covev1.GetTenantResponse{Tenant: &covev1.Tenant{Id: "t1", Name: r.Msg.GetName(), Quota: &covev1.Quota{Sandboxes: 5, Memory: 64 << 30}, Used: &covev1.Quota{Sandboxes: 2, Memory: 1 << 30}}}), nil
 }
 func (f fakeTenants) SetQuota(ctx context.Context, r *connect.Request[covev1.SetQuotaRequest]) (*connect.Response[covev1.SetQuotaResponse], error) {
 	return connect.NewResponse(&covev1.SetQuotaResponse{Tenant: &covev1.Tenant{Id: "t1", Name: r.Msg.GetName(), Quota: r.Msg.GetQuota()}}), nil

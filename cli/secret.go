@@ -44,8 +44,8 @@ from stdin, a file or a variable. Of a secret that is there already only what is
 given changes; running sandboxes use it with their next request.
 
 A request of a sandbox to one of its hosts leaves with the value: in --header, or
-without one wherever the placeholder stands in a header, and with --url or --body
-there too. Inside, --env names a variable that holds the placeholder.`,
+without one wherever the placeholder stands in a header, and with --url-too or
+--body there too. Inside, --env names a variable that holds the placeholder.`,
 		Example: `  cove secret set openai --host api.openai.com --header Authorization --format 'Bearer {}' --env OPENAI_API_KEY
   pass show github | cove secret set github --host api.github.com --host github.com --env GITHUB_TOKEN
   cove secret set openai --value-env NEW_KEY      # rotate
