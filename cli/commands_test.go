@@ -3,7 +3,11 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"io"
+	"log"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -265,6 +269,19 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	ln.Close()
 	f.cove(t, settings{}, "--url", dead, "ls").want(t, 1, "", "cove: no Cove server at "+dead, "'make start' or 'cove serve'")
 	f.cove(t, settings{}, "--url", dead, "run", "--", "ls").want(t, 125, "", "no Cove server")
+}
+
+// The server runs; it is not what must be looked after.
+func TestTLSThatFailsIsNamed(t *testing.T) {
+	f := newFakeAPI(t)
+	srv := httptest.NewUnstartedServer(http.NotFoundHandler())
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes given up, which is the point
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	defer srv.Close()
+	f.cove(t, settings{}, "--url", srv.URL, "info").want(t, 1, "", "unknown authority", "hint: COVE_CA names the file")
+	f.cove(t, settings{}, "--url", strings.Replace(srv.URL, "https:", "http:", 1), "info").want(t, 1, "", "speaks TLS", "hint: COVE_URL begins with https://")
+	f.cove(t, settings{}, "--url", strings.Replace(f.url, "http:", "https:", 1), "info").want(t, 1, "", "hint: the server speaks no TLS")
 }
 
 // What help names must be there. A flag in a long text is one of the command
