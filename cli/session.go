@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -37,6 +38,12 @@ func addProcessFlags(cmd *cobra.Command, f *processFlags) {
 type session struct {
 	app   *app
 	flags processFlags
+	// onOutput, when set, gets the output in place of our own streams; onEnd the
+	// end, and with it what the network denied, which is told otherwise.
+	onOutput func(*covev1.ProcessOutput) error
+	onEnd    func(*covev1.ProcessEnd) error
+	// removed is set where nobody can look at the sandbox afterwards.
+	removed bool
 	// grace, when set, is how long a process may outlive the first signal
 	// before it is killed: run must come to its removal.
 	grace time.Duration
@@ -86,8 +93,12 @@ func (s *session) run(ctx context.Context, sandboxID string, spec *covev1.Proces
 	defer stopPipe()
 
 	started := make(chan struct{})
+	output := s.onOutput
+	if output == nil {
+		output = a.toStdio
+	}
 	f := &follower{
-		app: a, sandbox: sandboxID, execID: spec.ExecId, spec: spec, onOutput: a.toStdio,
+		app: a, sandbox: sandboxID, execID: spec.ExecId, spec: spec, onOutput: output,
 		onStart: func(*covev1.ProcessStarted) { close(started) },
 	}
 	p := &remote{app: a, sandbox: sandboxID, exec: spec.ExecId}
@@ -118,7 +129,33 @@ func (s *session) run(ctx context.Context, sandboxID string, spec *covev1.Proces
 		}
 		return err
 	}
+	if s.onEnd == nil {
+		s.tellDenied(sandboxID, end)
+	} else if err := s.onEnd(end); err != nil {
+		return err
+	}
 	return exitOf(end.GetEnd())
+}
+
+// tellDenied says what the network refused while the process ran. Code inside
+// sees a connection that is reset, or a name that does not exist, and its error
+// rarely tells why.
+func (s *session) tellDenied(id string, end *covev1.ProcessEnd) {
+	tell := func(n int64, one, many, look string) {
+		if n == 0 {
+			return
+		}
+		what := fmt.Sprintf("%d %s", n, many)
+		if n == 1 {
+			what = "1 " + one
+		}
+		if s.removed {
+			look = "with --keep, " + look
+		}
+		s.app.warnf("%s ("+look+")", what, id)
+	}
+	tell(end.GetEgressDenied(), "connection or lookup was denied by the network policy", "connections or lookups were denied by the network policy", "'cove net flows --denied %s' lists them")
+	tell(end.GetReplayMissed(), "request has no answer on the recording", "requests have no answer on the recording", "'cove net get %s' lists them")
 }
 
 // errLeft is the third signal: the user wants out, whatever the process does.
