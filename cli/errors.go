@@ -31,8 +31,13 @@ type usageError struct {
 
 func (e *usageError) Error() string { return e.msg }
 
-// usage wraps a complaint about the command line with how it is meant.
+// usage wraps a complaint about the command line with how it is meant, which a
+// value may know better than its command.
 func usage(cmd *cobra.Command, err error) error {
+	var e *sandbox.Error
+	if errors.As(err, &e) && e.Hint != "" {
+		return &usageError{msg: err.Error(), hint: e.Hint}
+	}
 	return &usageError{msg: err.Error(), hint: fmt.Sprintf("usage: %s (see '%s --help')", cmd.UseLine(), cmd.CommandPath())}
 }
 
