@@ -89,6 +89,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.Handle(covev1.NewSystemHandler(fakeSystem{f}, opt))
 	mux.Handle(covev1.NewTenantsHandler(fakeTenants{f: f}, opt))
 	mux.Handle(covev1.NewSecretsHandler(fakeSecrets{f}, opt))
+	mux.Handle(covev1.NewPortsHandler(fakePorts{}, opt))
 	mux.Handle(covev1.NewCallbacksHandler(fakeCallbacks{f: f}, opt))
 	mux.HandleFunc("/v1/sandboxes/{id}/callbacks/{request}/body", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "a body that follows") })
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/callbacks/{request}", f.answered)
