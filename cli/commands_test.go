@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"encoding/pem"
 	"io"
 	"log"
 	"net"
@@ -212,7 +213,11 @@ func TestImagesAndKeys(t *testing.T) {
 	f.cove(t, settings{}, "image", "rm", "debian").want(t, 0, "debian\n")
 	f.cove(t, settings{}, "key", "create", "ci").want(t, 0, "cove_secret\n", "key k1")
 	f.cove(t, settings{}, "key", "ls").want(t, 0, "ID  NAME   TENANT  ROLE  SCOPES  AGE  LAST USED  EXPIRES\nk1  first  -       -     all     1m   never      never\n")
-	f.cove(t, settings{}, "key", "create", "ci", "--expires", "-1h").want(t, 2, "", "in the past")
+	f.cove(t, settings{}, "key", "create", "ci", "--expires", "0").want(t, 2, "", "never expires")
+	f.cove(t, settings{}, "key", "create", "ci", "--expires", "30d").want(t, 0, "cove_secret\n", "key k1")
+	if got := f.madeKeys[len(f.madeKeys)-1].GetExpires().AsDuration(); got != 30*24*time.Hour {
+		t.Errorf("a key for 30d is asked for %s", got)
+	}
 	f.cove(t, settings{}, "key", "rotate", "k1", "--grace", "5m").want(t, 0, "cove_next\n", "old secret is good until")
 	f.cove(t, settings{}, "tenant", "create", "research", "--sandboxes", "5", "--memory", "64GiB").want(t, 0, "t1\n")
 	f.cove(t, settings{}, "tenant", "create", "research", "--memory", "lots").want(t, 2, "", "lots")
@@ -236,8 +241,11 @@ func TestImagesAndKeys(t *testing.T) {
 	f.cove(t, settings{}, "tenant", "set-quota", "research", "--cpu", "many").want(t, 2, "", `"many" is neither a number nor none`)
 	f.cove(t, settings{}, "tenant", "rm", "research").want(t, 0, "research\n")
 	f.cove(t, settings{}, "audit").want(t, 0, "2023-11-14T22:13:20Z t1               ci               sandbox.kill         ok                 id:abc\n")
-	f.cove(t, settings{}, "audit", "--json", "--since", "1h").want(t, 0, `{"seq":1,"at":"2023-11-14T22:13:20Z","tenant":"t1","key":"k1","key_name":"ci","remote":"127.0.0.1","op":"sandbox.kill","things":["id:abc"],"outcome":"ok","prev":"","hash":"ff"}`+"\n")
+	f.cove(t, settings{}, "audit", "--json", "--since", "7d").want(t, 0, `{"seq":1,"at":"2023-11-14T22:13:20Z","tenant":"t1","key":"k1","key_name":"ci","remote":"127.0.0.1","op":"sandbox.kill","things":["id:abc"],"outcome":"ok","prev":"","hash":"ff"}`+"\n")
 	f.cove(t, settings{}, "key", "revoke", "k1").want(t, 0, "k1\n")
+	for _, args := range []string{"key revoke", "tenant rm", "image rm"} {
+		f.cove(t, settings{}, append(strings.Fields(args), "a", "b", "--json")...).want(t, 0, "[\n  \"a\",\n  \"b\"\n]\n")
+	}
 }
 
 func TestErrorsSayWhatToDo(t *testing.T) {
@@ -274,11 +282,16 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 // The server runs; it is not what must be looked after.
 func TestTLSThatFailsIsNamed(t *testing.T) {
 	f := newFakeAPI(t)
-	srv := httptest.NewUnstartedServer(http.NotFoundHandler())
-	srv.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes given up, which is the point
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {})) // healthy
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)                                                      // handshakes given up, which is the point
 	srv.EnableHTTP2 = true
 	srv.StartTLS()
 	defer srv.Close()
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.cove(t, settings{env: map[string]string{"COVE_CA": ca}}, "--url", srv.URL, "health").want(t, 0, "ok\n")
 	f.cove(t, settings{}, "--url", srv.URL, "info").want(t, 1, "", "unknown authority", "hint: COVE_CA names the file")
 	f.cove(t, settings{}, "--url", strings.Replace(srv.URL, "https:", "http:", 1), "info").want(t, 1, "", "speaks TLS", "hint: COVE_URL begins with https://")
 	f.cove(t, settings{}, "--url", strings.Replace(f.url, "http:", "https:", 1), "info").want(t, 1, "", "hint: the server speaks no TLS")

@@ -48,6 +48,7 @@ type fakeAPI struct {
 	images    []*covev1.Image
 	tenants   []*covev1.Tenant
 	keys      []*covev1.Key
+	madeKeys  []*covev1.CreateKeyRequest
 	files     map[string]*fakeFile // by path; one sandbox's worth is enough
 	tars      map[string][]byte    // uploaded, by directory
 	tarOut    []byte               // what GET tar answers
@@ -465,6 +466,7 @@ func (f fakeImages) Prune(ctx context.Context, r *connect.Request[covev1.PruneIm
 type fakeKeys struct{ *fakeAPI }
 
 func (f fakeKeys) Create(ctx context.Context, r *connect.Request[covev1.CreateKeyRequest]) (*connect.Response[covev1.CreateKeyResponse], error) {
+	f.madeKeys = append(f.madeKeys, r.Msg)
 	return connect.NewResponse(&covev1.CreateKeyResponse{Key: &covev1.Key{Id: "k1", Name: r.Msg.GetName()}, Secret: "cove_secret"}), nil
 }
 func (f fakeKeys) List(ctx context.Context, r *connect.Request[covev1.ListKeysRequest]) (*connect.Response[covev1.ListKeysResponse], error) {

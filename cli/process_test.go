@@ -217,7 +217,7 @@ func TestCtrlCReachesTheCommand(t *testing.T) {
 		if s := <-p.signals; s != "SIGINT" {
 			return fmt.Errorf("got %s", s)
 		}
-		return send(endEvent(&covev1.End{Cause: "signalled", Signal: "SIGINT", ExitCode: 130}))
+		return send(endEvent(&covev1.End{Cause: "killed_by_user", Signal: "SIGINT", ExitCode: 130})) // a signal through the API, as any
 	}
 	f.cove(t, settings{sigs: sigs}, "run", "--", "sleep", "99").want(t, 130, "")
 	if len(f.killed) != 1 {

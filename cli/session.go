@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -47,6 +48,8 @@ type session struct {
 	// grace, when set, is how long a process may outlive the first signal
 	// before it is killed: run must come to its removal.
 	grace time.Duration
+
+	signalled atomic.Bool // a signal was passed on
 }
 
 // run starts the process and returns when it has ended. Its end is in the
@@ -134,7 +137,12 @@ func (s *session) run(ctx context.Context, sandboxID string, spec *covev1.Proces
 	} else if err := s.onEnd(end); err != nil {
 		return err
 	}
-	return exitOf(end.GetEnd())
+	err = exitOf(end.GetEnd())
+	var exit *ExitError
+	if sandbox.Cause(end.GetEnd().GetCause()) == sandbox.KilledByUser && s.signalled.Load() && errors.As(err, &exit) {
+		return &ExitError{Code: exit.Code} // who pressed Ctrl-C knows why it ended
+	}
+	return err
 }
 
 // tellDenied says what the network refused while the process ran. Code inside
@@ -184,6 +192,7 @@ func (s *session) signals(ctx context.Context, leave context.CancelCauseFunc, st
 				leave(errLeft) // nothing to signal yet
 				return
 			}
+			s.signalled.Store(true)
 			switch n++; n {
 			case 1:
 				p.signal(ctx, signalName(sig))

@@ -260,22 +260,22 @@ func (a *app) tenantQuotaCmd() *cobra.Command {
 }
 
 func (a *app) tenantRmCmd() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove tenants that have nothing left, with their keys", Args: cobra.MinimumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			api, err := a.client()
 			if err != nil {
 				return err
 			}
-			for _, name := range args {
-				if _, err := api.Tenants.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteTenantRequest{Name: name})); err != nil {
-					return err
-				}
-				fmt.Fprintln(a.Stdout, name)
-			}
-			return nil
+			return a.removeEach(args, asJSON, func(n string) error {
+				_, err := api.Tenants.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteTenantRequest{Name: n}))
+				return err
+			})
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of names")
+	return cmd
 }
 
 type auditJSON struct {
@@ -294,7 +294,7 @@ type auditJSON struct {
 
 func (a *app) auditCmd() *cobra.Command {
 	var asJSON, follow, all bool
-	var since time.Duration
+	var since duration
 	var after int64
 	cmd := &cobra.Command{
 		Use: "audit", Short: "Print who did what to which thing, oldest first", Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
@@ -302,16 +302,13 @@ func (a *app) auditCmd() *cobra.Command {
   cove audit --all --json > audit.jsonl
   cove audit --follow`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if since < 0 {
-				return usagef("a duration like 24h", "--since %s is in the future", since)
-			}
 			api, err := a.client()
 			if err != nil {
 				return err
 			}
 			m := &covev1.AuditRequest{Follow: follow, All: all, After: after}
 			if since > 0 {
-				m.Since = timestamppb.New(time.Now().Add(-since))
+				m.Since = timestamppb.New(time.Now().Add(-time.Duration(since)))
 			}
 			st, err := api.System.Audit(cmd.Context(), connect.NewRequest(m))
 			if err != nil {
@@ -333,7 +330,7 @@ func (a *app) auditCmd() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.DurationVar(&since, "since", 0, "only what happened in this time, like 24h")
+	fs.Var(&since, "since", "only what happened in this time, like 24h or 7d")
 	fs.Int64Var(&after, "after", 0, "only entries after this sequence number")
 	fs.BoolVar(&follow, "follow", false, "go on with what is added")
 	fs.BoolVar(&all, "all", false, "of every tenant; needs a key of an installation's admin")
