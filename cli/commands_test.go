@@ -185,7 +185,7 @@ func TestImagesAndKeys(t *testing.T) {
 	f := newFakeAPI(t)
 	f.images = []*covev1.Image{{Id: "sha256:" + strings.Repeat("a", 64), Names: []string{"base", "debian"}, Size: 200 << 20, Source: "debian", Platform: "linux/amd64",
 		CreatedAt: timestamppb.New(time.Now().Add(-48 * time.Hour))}}
-	f.keys = []*covev1.Key{{Id: "k1", Name: "first", CreatedAt: timestamppb.New(time.Now().Add(-time.Minute))}}
+	f.keys = []*covev1.Key{{Id: "k1", Name: "first", CreatedAt: timestamppb.New(time.Now().Add(-time.Hour))}}
 	f.cove(t, settings{}, "image", "ls").want(t, 0, "NAME          ID            SIZE    SOURCE  AGE\nbase, debian  aaaaaaaaaaaa  200MiB  debian  2d\n")
 	f.cove(t, settings{}, "image", "pull", "python:3.12").want(t, 0, "sha256:"+strings.Repeat("2", 64)+"\n")
 	f.cove(t, settings{stdin: strings.NewReader("tar")}, "image", "import", "mine", "-", "--json").want(t, 0, `{
@@ -212,7 +212,7 @@ func TestImagesAndKeys(t *testing.T) {
 	f.cove(t, settings{}, "image", "prune", "--dry-run").want(t, 0, "sha256:dead\n", "would free 3MiB")
 	f.cove(t, settings{}, "image", "rm", "debian").want(t, 0, "debian\n")
 	f.cove(t, settings{}, "key", "create", "ci").want(t, 0, "cove_secret\n", "key k1")
-	f.cove(t, settings{}, "key", "ls").want(t, 0, "ID  NAME   TENANT  ROLE  SCOPES  AGE  LAST USED  EXPIRES\nk1  first  -       -     all     1m   never      never\n")
+	f.cove(t, settings{}, "key", "ls").want(t, 0, "ID  NAME   TENANT  ROLE  SCOPES  AGE  LAST USED  EXPIRES\nk1  first  -       -     all     1h   never      never\n")
 	f.cove(t, settings{}, "key", "create", "ci", "--expires", "0").want(t, 2, "", "never expires")
 	f.cove(t, settings{}, "key", "create", "ci", "--expires", "30d").want(t, 0, "cove_secret\n", "key k1")
 	if got := f.madeKeys[len(f.madeKeys)-1].GetExpires().AsDuration(); got != 30*24*time.Hour {
