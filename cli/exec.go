@@ -111,7 +111,7 @@ type executedJSON struct {
 
 // maxCaptured bounds the output that is held for --json, both streams together;
 // the rest is read and dropped, so that the command comes to its end.
-const maxCaptured = 64 << 20
+const maxCaptured = 16 << 20
 
 // execCaptured runs a command and prints it as JSON when it has ended.
 func (a *app) execCaptured(ctx context.Context, id string, spec *covev1.ProcessSpec, pf processFlags) error {
