@@ -197,7 +197,14 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
 	root.SetIn(a.Stdin)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, err) })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		// The flags of a command that does not exist are unknown too, and said
+		// first they hide which word was wrong.
+		if words := cmd.Flags().Args(); cmd.HasSubCommands() && len(words) > 0 {
+			return knownCommand(cmd, words)
+		}
+		return usage(cmd, err)
+	})
 	root.CompletionOptions.HiddenDefaultCmd = false
 	pf := root.PersistentFlags()
 	pf.StringVar(&a.url, "url", "", "server, instead of $COVE_URL")

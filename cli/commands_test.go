@@ -3,13 +3,20 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"encoding/pem"
+	"io"
+	"log"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -178,7 +185,7 @@ func TestImagesAndKeys(t *testing.T) {
 	f := newFakeAPI(t)
 	f.images = []*covev1.Image{{Id: "sha256:" + strings.Repeat("a", 64), Names: []string{"base", "debian"}, Size: 200 << 20, Source: "debian", Platform: "linux/amd64",
 		CreatedAt: timestamppb.New(time.Now().Add(-48 * time.Hour))}}
-	f.keys = []*covev1.Key{{Id: "k1", Name: "first", CreatedAt: timestamppb.New(time.Now().Add(-time.Minute))}}
+	f.keys = []*covev1.Key{{Id: "k1", Name: "first", CreatedAt: timestamppb.New(time.Now().Add(-time.Hour))}}
 	f.cove(t, settings{}, "image", "ls").want(t, 0, "NAME          ID            SIZE    SOURCE  AGE\nbase, debian  aaaaaaaaaaaa  200MiB  debian  2d\n")
 	f.cove(t, settings{}, "image", "pull", "python:3.12").want(t, 0, "sha256:"+strings.Repeat("2", 64)+"\n")
 	f.cove(t, settings{stdin: strings.NewReader("tar")}, "image", "import", "mine", "-", "--json").want(t, 0, `{
@@ -205,18 +212,40 @@ func TestImagesAndKeys(t *testing.T) {
 	f.cove(t, settings{}, "image", "prune", "--dry-run").want(t, 0, "sha256:dead\n", "would free 3MiB")
 	f.cove(t, settings{}, "image", "rm", "debian").want(t, 0, "debian\n")
 	f.cove(t, settings{}, "key", "create", "ci").want(t, 0, "cove_secret\n", "key k1")
-	f.cove(t, settings{}, "key", "ls").want(t, 0, "ID  NAME   TENANT  ROLE  SCOPES  AGE  LAST USED  EXPIRES\nk1  first  -       -     all     1m   never      never\n")
-	f.cove(t, settings{}, "key", "create", "ci", "--expires", "-1h").want(t, 2, "", "in the past")
+	f.cove(t, settings{}, "key", "ls").want(t, 0, "ID  NAME   TENANT  ROLE  SCOPES  AGE  LAST USED  EXPIRES\nk1  first  -       -     all     1h   never      never\n")
+	f.cove(t, settings{}, "key", "create", "ci", "--expires", "0").want(t, 2, "", "never expires")
+	f.cove(t, settings{}, "key", "create", "ci", "--expires", "30d").want(t, 0, "cove_secret\n", "key k1")
+	if got := f.madeKeys[len(f.madeKeys)-1].GetExpires().AsDuration(); got != 30*24*time.Hour {
+		t.Errorf("a key for 30d is asked for %s", got)
+	}
 	f.cove(t, settings{}, "key", "rotate", "k1", "--grace", "5m").want(t, 0, "cove_next\n", "old secret is good until")
 	f.cove(t, settings{}, "tenant", "create", "research", "--sandboxes", "5", "--memory", "64GiB").want(t, 0, "t1\n")
 	f.cove(t, settings{}, "tenant", "create", "research", "--memory", "lots").want(t, 2, "", "lots")
 	f.cove(t, settings{}, "tenant", "ls").want(t, 0, "ID  NAME      SANDBOXES  CPU  MEMORY  DISK  SNAPSHOTS  CREATES/S\nt1  research  5          -    64GiB   -     -          -\n")
-	f.cove(t, settings{}, "tenant", "get", "research").want(t, 0, "t1 research\nTHING      USED  QUOTA\nsandboxes  2     5\ncpu        0     -\nmemory     1GiB  -\ndisk       0B    -\nsnapshots  0B    -\ncreates/s  -     -\n")
+	f.cove(t, settings{}, "tenant", "get", "research").want(t, 0, "t1 research\nTHING      USED  QUOTA\nsandboxes  2     5\ncpu        0     -\nmemory     1GiB  64GiB\ndisk       0B    -\nsnapshots  0B    -\ncreates/s  -     -\n")
+	for flags, want := range map[string]quotaJSON{ // of 5 sandboxes and 64 GiB
+		"--cpu 8":                       {Sandboxes: 5, Memory: 64 << 30, CPU: 8},
+		"--memory none --sandboxes 9":   {Sandboxes: 9},
+		"--memory 1GiB --sandboxes 0":   {Memory: 1 << 30},
+		"--creates-per-second 0.5":      {Sandboxes: 5, Memory: 64 << 30, CreatesPerSecond: 0.5},
+		"--snapshot-bytes 1k --disk 2k": {Sandboxes: 5, Memory: 64 << 30, SnapshotBytes: 1 << 10, Disk: 2 << 10},
+	} {
+		var got tenantJSON
+		out := f.cove(t, settings{}, append([]string{"tenant", "set-quota", "research", "--json"}, strings.Fields(flags)...)...)
+		if err := json.Unmarshal([]byte(out.stdout), &got); err != nil || got.Quota != want {
+			t.Errorf("set-quota %s: %+v %v, want %+v\n%s", flags, got.Quota, err, want, out.stderr)
+		}
+	}
 	f.cove(t, settings{}, "tenant", "set-quota", "research", "--cpu", "8").want(t, 0, "t1\n")
+	f.cove(t, settings{}, "tenant", "set-quota", "research").want(t, 2, "", "which bound?")
+	f.cove(t, settings{}, "tenant", "set-quota", "research", "--cpu", "many").want(t, 2, "", `"many" is neither a number nor none`)
 	f.cove(t, settings{}, "tenant", "rm", "research").want(t, 0, "research\n")
 	f.cove(t, settings{}, "audit").want(t, 0, "2023-11-14T22:13:20Z t1               ci               sandbox.kill         ok                 id:abc\n")
-	f.cove(t, settings{}, "audit", "--json", "--since", "1h").want(t, 0, `{"seq":1,"at":"2023-11-14T22:13:20Z","tenant":"t1","key":"k1","key_name":"ci","remote":"127.0.0.1","op":"sandbox.kill","things":["id:abc"],"outcome":"ok","prev":"","hash":"ff"}`+"\n")
+	f.cove(t, settings{}, "audit", "--json", "--since", "7d").want(t, 0, `{"seq":1,"at":"2023-11-14T22:13:20Z","tenant":"t1","key":"k1","key_name":"ci","remote":"127.0.0.1","op":"sandbox.kill","things":["id:abc"],"outcome":"ok","prev":"","hash":"ff"}`+"\n")
 	f.cove(t, settings{}, "key", "revoke", "k1").want(t, 0, "k1\n")
+	for _, args := range []string{"key revoke", "tenant rm", "image rm"} {
+		f.cove(t, settings{}, append(strings.Fields(args), "a", "b", "--json")...).want(t, 0, "[\n  \"a\",\n  \"b\"\n]\n")
+	}
 }
 
 func TestErrorsSayWhatToDo(t *testing.T) {
@@ -233,6 +262,10 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	f.cove(t, settings{}, "creat").want(t, 2, "", "did you mean 'cove create'?")
 	f.cove(t, settings{}, "frobnicate").want(t, 2, "", "'cove --help' lists the commands")
 	f.cove(t, settings{}, "image", "pul", "x").want(t, 2, "", "did you mean 'cove image pull'?")
+	// Its flags are not what is wrong with a command that is none.
+	f.cove(t, settings{}, "tenant", "set", "ta", "--sandboxes", "9").want(t, 2, "", `unknown command "tenant set"`, "did you mean 'cove tenant set-quota'?")
+	f.cove(t, settings{}, "creat", "--memory", "1GiB").want(t, 2, "", `unknown command "creat"`, "did you mean 'cove create'?")
+	f.cove(t, settings{}, "volume", "--nope", "ls").want(t, 2, "", "unknown flag: --nope")
 	f.cove(t, settings{}, "ls", "--nope").want(t, 2, "", "unknown flag: --nope", "usage: cove ls")
 	f.cove(t, settings{}, "--url", "127.0.0.1:7777", "ls").want(t, 2, "", "is not the URL of a server")
 
@@ -244,6 +277,67 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	ln.Close()
 	f.cove(t, settings{}, "--url", dead, "ls").want(t, 1, "", "cove: no Cove server at "+dead, "'make start' or 'cove serve'")
 	f.cove(t, settings{}, "--url", dead, "run", "--", "ls").want(t, 125, "", "no Cove server")
+}
+
+// The server runs; it is not what must be looked after.
+func TestTLSThatFailsIsNamed(t *testing.T) {
+	f := newFakeAPI(t)
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {})) // healthy
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)                                                      // handshakes given up, which is the point
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	defer srv.Close()
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.cove(t, settings{env: map[string]string{"COVE_CA": ca}}, "--url", srv.URL, "health").want(t, 0, "ok\n")
+	f.cove(t, settings{}, "--url", srv.URL, "info").want(t, 1, "", "unknown authority", "hint: COVE_CA names the file")
+	f.cove(t, settings{}, "--url", strings.Replace(srv.URL, "https:", "http:", 1), "info").want(t, 1, "", "speaks TLS", "hint: COVE_URL begins with https://")
+	f.cove(t, settings{}, "--url", strings.Replace(f.url, "http:", "https:", 1), "info").want(t, 1, "", "hint: the server speaks no TLS")
+}
+
+// What help names must be there. A flag in a long text is one of the command
+// itself, unless it stands behind another's name; --url, which every command
+// has and which is the server's address, is none of them.
+func TestHelpNamesFlagsThatExist(t *testing.T) {
+	a := &app{}
+	a.fill()
+	root := a.root()
+	flag, call := regexp.MustCompile(`--[a-z][a-z-]*`), regexp.MustCompile(`(?:cove ((?:[a-z-]+ )+))?(--[a-z][a-z-]*)`)
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, m := range call.FindAllStringSubmatch(cmd.Long, -1) {
+			of := cmd
+			if m[1] != "" {
+				of, _, _ = root.Find(strings.Fields(m[1]))
+			}
+			if of.LocalFlags().Lookup(m[2][2:]) == nil {
+				t.Errorf("%s: its help names %s, which is no flag of %s", cmd.CommandPath(), m[2], of.CommandPath())
+			}
+		}
+		for _, line := range strings.Split(cmd.Example, "\n") {
+			_, line, ok := strings.Cut(line, "cove ")
+			if !ok {
+				continue
+			}
+			line, _, _ = strings.Cut(line, " -- ")
+			of, _, err := root.Find(strings.Fields(strings.NewReplacer(")", " ").Replace(line)))
+			if err != nil || of == root {
+				t.Errorf("%s: no command in the example %q (%v)", cmd.CommandPath(), line, err)
+				continue
+			}
+			for _, name := range flag.FindAllString(line, -1) {
+				if of.Flag(name[2:]) == nil {
+					t.Errorf("%s: the example %q has %s, which is no flag of %s", cmd.CommandPath(), line, name, of.CommandPath())
+				}
+			}
+		}
+		for _, c := range cmd.Commands() {
+			walk(c)
+		}
+	}
+	walk(root)
 }
 
 func TestTheLocalServerIsFoundByItsFiles(t *testing.T) {

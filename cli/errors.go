@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -30,8 +31,13 @@ type usageError struct {
 
 func (e *usageError) Error() string { return e.msg }
 
-// usage wraps a complaint about the command line with how it is meant.
+// usage wraps a complaint about the command line with how it is meant, which a
+// value may know better than its command.
 func usage(cmd *cobra.Command, err error) error {
+	var e *sandbox.Error
+	if errors.As(err, &e) && e.Hint != "" {
+		return &usageError{msg: err.Error(), hint: e.Hint}
+	}
 	return &usageError{msg: err.Error(), hint: fmt.Sprintf("usage: %s (see '%s --help')", cmd.UseLine(), cmd.CommandPath())}
 }
 
@@ -87,6 +93,8 @@ func (a *app) explain(err error) (msg, hint string) {
 	switch {
 	case e.Class == sandbox.Unavailable && a.api != nil && a.nobodyListens():
 		return "no Cove server at " + a.api.URL(), "start one with 'make start' or 'cove serve', or set COVE_URL"
+	case e.Class == sandbox.Unavailable && a.api != nil && a.wantsTLS():
+		return "the server at " + a.api.URL() + " speaks TLS", "COVE_URL begins with https:// then; COVE_CA names the authority to trust, if the server made its own"
 	case e.Class == sandbox.Unauthenticated:
 		c, _ := a.config()
 		hint = "set COVE_KEY, or run as a user who can read " + c.keyPath + "; 'cove key create' makes more keys"
@@ -110,22 +118,43 @@ func (a *app) explain(err error) (msg, hint string) {
 	return e.Error(), hint
 }
 
+// address is where the server's URL leads.
+func (a *app) address() string {
+	u, err := url.Parse(a.api.URL())
+	if err != nil {
+		return ""
+	}
+	if u.Port() == "" {
+		return net.JoinHostPort(u.Hostname(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
+	}
+	return u.Host
+}
+
+// probeWithin bounds what is asked to explain an error.
+const probeWithin = 2 * time.Second
+
 // nobodyListens asks once more, at the level below: the API's error says only
 // that the call could not be made, not why.
 func (a *app) nobodyListens() bool {
-	u, err := url.Parse(a.api.URL())
-	if err != nil {
-		return false
-	}
-	host := u.Host
-	if u.Port() == "" {
-		host = net.JoinHostPort(u.Hostname(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
-	}
-	c, err := net.DialTimeout("tcp", host, 2*time.Second)
+	c, err := net.DialTimeout("tcp", a.address(), probeWithin)
 	if err == nil {
 		c.Close()
 	}
 	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// wantsTLS is whether a server that was asked without TLS speaks it. HTTP/2
+// finds no words for what such a server answers.
+func (a *app) wantsTLS() bool {
+	if !strings.HasPrefix(a.api.URL(), "http://") {
+		return false
+	}
+	c, err := tls.DialWithDialer(&net.Dialer{Timeout: probeWithin}, "tcp", a.address(), nil)
+	if err == nil {
+		c.Close()
+	}
+	var doubt *tls.CertificateVerificationError
+	return err == nil || errors.As(err, &doubt)
 }
 
 // warnf tells the user something on stderr that is not an error.

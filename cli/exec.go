@@ -1,9 +1,12 @@
 package cli
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -27,7 +30,10 @@ func (a *app) execCmd() *cobra.Command {
 Ctrl-C is passed on; a second one kills the command, a third one leaves.
 When the connection breaks it is taken up again where it broke: nothing runs
 twice and no output is lost. The same holds between two calls with the same
---exec-id: the second attaches to the first and replays its output.`,
+--exec-id: the second attaches to the first and replays its output.
+
+With --json the output is not passed on as it comes: when the command has ended,
+one object with its stdout, stderr and end is printed.`,
 		Example: `  cove exec $id -- make test
   cove exec -it $id -- bash
   cove exec -c 'ls | wc -l' $id
@@ -55,6 +61,9 @@ twice and no output is lost. The same holds between two calls with the same
 			if detach {
 				return a.startDetached(cmd, id, spec, pf, asJSON)
 			}
+			if asJSON {
+				return a.execCaptured(ctx, id, spec, pf)
+			}
 			s := &session{app: a, flags: pf}
 			return s.run(ctx, id, spec)
 		},
@@ -68,7 +77,7 @@ twice and no output is lost. The same holds between two calls with the same
 	fs.StringVar(&execID, "exec-id", "", "name of this run: the same id never runs twice in a sandbox")
 	fs.StringVarP(&line, "command", "c", "", "a line for the sandbox's shell instead of a command")
 	fs.BoolVarP(&detach, "detach", "d", false, "print the exec id and leave it running")
-	fs.BoolVar(&asJSON, "json", false, "with --detach: print JSON")
+	fs.BoolVar(&asJSON, "json", false, "print output and end as JSON when it has ended; with --detach what was started")
 	return cmd
 }
 
@@ -81,6 +90,62 @@ func commandOf(cmd *cobra.Command, args []string) ([]string, error) {
 		return nil, usagef("put "+args[0]+" before it: "+cmd.UseLine(), "flag %s after the first argument", args[0])
 	}
 	return args, nil
+}
+
+// executedJSON is a command that ran to its end. Output that is not UTF-8, which
+// JSON has no words for, is in the field of bytes instead.
+type executedJSON struct {
+	SandboxID    string   `json:"sandbox_id"`
+	ExecID       string   `json:"exec_id"`
+	Stdout       *string  `json:"stdout,omitempty"`
+	StdoutBase64 []byte   `json:"stdout_base64,omitempty"`
+	Stderr       *string  `json:"stderr,omitempty"`
+	StderrBase64 []byte   `json:"stderr_base64,omitempty"`
+	Truncated    bool     `json:"truncated,omitempty"`
+	End          *endJSON `json:"end"`
+	DurationS    float64  `json:"duration_s"`
+	OutputBytes  int64    `json:"output_bytes"`
+	EgressDenied int64    `json:"egress_denied,omitempty"`
+	ReplayMissed int64    `json:"replay_missed,omitempty"`
+}
+
+// maxCaptured bounds the output that is held for --json, both streams together;
+// the rest is read and dropped, so that the command comes to its end.
+const maxCaptured = 16 << 20
+
+// execCaptured runs a command and prints it as JSON when it has ended.
+func (a *app) execCaptured(ctx context.Context, id string, spec *covev1.ProcessSpec, pf processFlags) error {
+	if pf.tty {
+		return usagef("leave out -t or --json", "--json keeps stdout and stderr apart, which a terminal does not")
+	}
+	var stdout, stderr bytes.Buffer
+	s := &session{app: a, flags: pf}
+	s.onOutput = func(o *covev1.ProcessOutput) error {
+		to, room := &stdout, maxCaptured-stdout.Len()-stderr.Len()
+		if o.GetStream() == covev1.OutputStream_OUTPUT_STREAM_STDERR {
+			to = &stderr
+		}
+		to.Write(o.GetData()[:min(room, len(o.GetData()))])
+		return nil
+	}
+	s.onEnd = func(e *covev1.ProcessEnd) error {
+		j := executedJSON{SandboxID: id, ExecID: spec.ExecId, End: toEndJSON(e.GetEnd()), DurationS: e.GetDuration().AsDuration().Seconds(), OutputBytes: e.GetOutputBytes(),
+			// Beside ours, what the server no longer held when the connection had broken.
+			Truncated:    int64(stdout.Len()+stderr.Len()) < e.GetOutputBytes(),
+			EgressDenied: e.GetEgressDenied(), ReplayMissed: e.GetReplayMissed()}
+		j.Stdout, j.StdoutBase64 = textOrBytes(stdout.Bytes())
+		j.Stderr, j.StderrBase64 = textOrBytes(stderr.Bytes())
+		return a.printJSON(j)
+	}
+	return s.run(ctx, id, spec)
+}
+
+func textOrBytes(b []byte) (*string, []byte) {
+	if !utf8.Valid(b) {
+		return nil, b
+	}
+	s := string(b)
+	return &s, nil
 }
 
 type detachedJSON struct {

@@ -48,6 +48,7 @@ type fakeAPI struct {
 	images    []*covev1.Image
 	tenants   []*covev1.Tenant
 	keys      []*covev1.Key
+	madeKeys  []*covev1.CreateKeyRequest
 	files     map[string]*fakeFile // by path; one sandbox's worth is enough
 	tars      map[string][]byte    // uploaded, by directory
 	tarOut    []byte               // what GET tar answers
@@ -89,6 +90,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.Handle(covev1.NewSystemHandler(fakeSystem{f}, opt))
 	mux.Handle(covev1.NewTenantsHandler(fakeTenants{f: f}, opt))
 	mux.Handle(covev1.NewSecretsHandler(fakeSecrets{f}, opt))
+	mux.Handle(covev1.NewPortsHandler(fakePorts{}, opt))
 	mux.Handle(covev1.NewCallbacksHandler(fakeCallbacks{f: f}, opt))
 	mux.HandleFunc("/v1/sandboxes/{id}/callbacks/{request}/body", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "a body that follows") })
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/callbacks/{request}", f.answered)
@@ -464,6 +466,7 @@ func (f fakeImages) Prune(ctx context.Context, r *connect.Request[covev1.PruneIm
 type fakeKeys struct{ *fakeAPI }
 
 func (f fakeKeys) Create(ctx context.Context, r *connect.Request[covev1.CreateKeyRequest]) (*connect.Response[covev1.CreateKeyResponse], error) {
+	f.madeKeys = append(f.madeKeys, r.Msg)
 	return connect.NewResponse(&covev1.CreateKeyResponse{Key: &covev1.Key{Id: "k1", Name: r.Msg.GetName()}, Secret: "cove_secret"}), nil
 }
 func (f fakeKeys) List(ctx context.Context, r *connect.Request[covev1.ListKeysRequest]) (*connect.Response[covev1.ListKeysResponse], error) {
@@ -491,7 +494,7 @@ func (f fakeTenants) List(ctx context.Context, r *connect.Request[covev1.ListTen
 	return connect.NewResponse(&covev1.ListTenantsResponse{Tenants: f.f.tenants}), nil
 }
 func (f fakeTenants) Get(ctx context.Context, r *connect.Request[covev1.GetTenantRequest]) (*connect.Response[covev1.GetTenantResponse], error) {
-	return connect.NewResponse(&covev1.GetTenantResponse{Tenant: &covev1.Tenant{Id: "t1", Name: r.Msg.GetName(), Quota: &covev1.Quota{Sandboxes: 5}, Used: &covev1.Quota{Sandboxes: 2, Memory: 1 << 30}}}), nil
+	return connect.NewResponse(&covev1.GetTenantResponse{Tenant: &covev1.Tenant{Id: "t1", Name: r.Msg.GetName(), Quota: &covev1.Quota{Sandboxes: 5, Memory: 64 << 30}, Used: &covev1.Quota{Sandboxes: 2, Memory: 1 << 30}}}), nil
 }
 func (f fakeTenants) SetQuota(ctx context.Context, r *connect.Request[covev1.SetQuotaRequest]) (*connect.Response[covev1.SetQuotaResponse], error) {
 	return connect.NewResponse(&covev1.SetQuotaResponse{Tenant: &covev1.Tenant{Id: "t1", Name: r.Msg.GetName(), Quota: r.Msg.GetQuota()}}), nil

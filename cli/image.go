@@ -250,22 +250,22 @@ func (a *app) imageInspectCmd() *cobra.Command {
 }
 
 func (a *app) imageRmCmd() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Forget names; content goes when no name and no sandbox uses it", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.imageNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			api, err := a.client()
 			if err != nil {
 				return err
 			}
-			for _, n := range args {
-				if _, err := api.Images.Remove(cmd.Context(), connect.NewRequest(&covev1.RemoveImageRequest{Name: n})); err != nil {
-					return err
-				}
-				fmt.Fprintln(a.Stdout, n)
-			}
-			return nil
+			return a.removeEach(args, asJSON, func(n string) error {
+				_, err := api.Images.Remove(cmd.Context(), connect.NewRequest(&covev1.RemoveImageRequest{Name: n}))
+				return err
+			})
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of names")
+	return cmd
 }
 
 type pruneJSON struct {

@@ -28,7 +28,7 @@ func TestTheDocumentedJSONIsTheJSON(t *testing.T) {
 		"pruned": {prunedJSON{}, prunedSnapshotJSON{}}, "verified": {verifiedJSON{}}, "tree": {treeJSON{}}, "template": {templateJSON{}},
 		"volume": {volumeJSON{}, holderJSON{}}, "file": {fileJSON{}},
 		"network": {networkJSON{}, replayJSON{}, missJSON{}}, "recording": {recordingJSON{}}, "requests": {exchangeJSON{}}, "flow": {flowJSON{}}, "secret": {secretJSON{}},
-		"end": {endJSON{}}, "processes": {psJSON{}, processJSON{}, taskJSON{}}, "detached": {detachedJSON{}},
+		"end": {endJSON{}}, "processes": {psJSON{}, processJSON{}, taskJSON{}}, "executed": {executedJSON{}}, "detached": {detachedJSON{}},
 		"stats": {statsJSON{}}, "image": {imageJSON{}}, "prune": {pruneJSON{}}, "key": {keyJSON{}}, "tenant": {tenantJSON{}, quotaJSON{}}, "audit": {auditJSON{}}, "info": {infoJSON{}, capacityJSON{}},
 		"check": {doctor.Result{}}, "version": {versionJSON{}}, "port": {portJSON{}}, "callback": {callbackJSON{}},
 	} {

@@ -22,9 +22,9 @@ func (a *app) keyCmd() *cobra.Command {
 func (a *app) keyCreateCmd() *cobra.Command {
 	var asJSON bool
 	m := &covev1.CreateKeyRequest{}
-	var expires time.Duration
+	var expires duration
 	cmd := &cobra.Command{
-		Example: `  cove key create ci --role developer --expires 720h
+		Example: `  cove key create ci --role developer --expires 30d
   cove key create dashboard --role readonly --scope sandboxes:read
   cove key create alice --tenant research --role admin`,
 		Use: "create NAME", Short: "Make an API key and print its secret, which is never shown again", Args: cobra.ExactArgs(1),
@@ -36,10 +36,10 @@ func (a *app) keyCreateCmd() *cobra.Command {
 			}
 			m.Name = args[0]
 			if cmd.Flags().Changed("expires") {
-				if expires <= 0 {
-					return usagef("a duration like 720h", "--expires %s is in the past", expires)
+				if expires == 0 {
+					return usagef("a duration like 30d", "--expires 0 is now; a key without it never expires")
 				}
-				m.Expires = durationpb.New(expires)
+				m.Expires = expires.proto()
 			}
 			resp, err := api.Keys.Create(cmd.Context(), connect.NewRequest(m))
 			if err != nil {
@@ -59,7 +59,7 @@ func (a *app) keyCreateCmd() *cobra.Command {
 	fs.StringVar(&m.Tenant, "tenant", "", "name or id of its tenant (default: your own)")
 	fs.StringVar(&m.Role, "role", "", "admin, developer, readonly, or root for the installation (default: your own)")
 	fs.StringSliceVar(&m.Scopes, "scope", nil, "part of the API it is for, like sandboxes or images:read (repeatable; default: all)")
-	fs.DurationVar(&expires, "expires", 0, "after which time it is worthless, like 720h (default: never)")
+	fs.Var(&expires, "expires", "after which time it is worthless, like 30d (default: never)")
 	fs.BoolVar(&asJSON, "json", false, "print the key and its secret as JSON")
 	return cmd
 }
@@ -103,7 +103,7 @@ func (a *app) keyLsCmd() *cobra.Command {
 
 func (a *app) keyRotateCmd() *cobra.Command {
 	var asJSON bool
-	var grace time.Duration
+	grace := duration(time.Hour)
 	cmd := &cobra.Command{
 		Use: "rotate ID", Short: "Give a key a new secret and print it; the old one stays good for a while", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -111,7 +111,7 @@ func (a *app) keyRotateCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			resp, err := api.Keys.Rotate(cmd.Context(), connect.NewRequest(&covev1.RotateKeyRequest{Id: args[0], Grace: durationpb.New(grace)}))
+			resp, err := api.Keys.Rotate(cmd.Context(), connect.NewRequest(&covev1.RotateKeyRequest{Id: args[0], Grace: durationpb.New(time.Duration(grace))}))
 			if err != nil {
 				return err
 			}
@@ -125,13 +125,14 @@ func (a *app) keyRotateCmd() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().DurationVar(&grace, "grace", time.Hour, "how long the old secret stays good")
+	cmd.Flags().Var(&grace, "grace", "how long the old secret stays good")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the key and its secret as JSON")
 	return cmd
 }
 
 func (a *app) keyRevokeCmd() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use: "revoke ID...", Aliases: []string{"rm"}, Short: "Make keys worthless at once", Args: cobra.MinimumNArgs(1),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			var out []string
@@ -149,13 +150,12 @@ func (a *app) keyRevokeCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for _, id := range args {
-				if _, err := api.Keys.Revoke(cmd.Context(), connect.NewRequest(&covev1.RevokeKeyRequest{Id: id})); err != nil {
-					return err
-				}
-				fmt.Fprintln(a.Stdout, id)
-			}
-			return nil
+			return a.removeEach(args, asJSON, func(id string) error {
+				_, err := api.Keys.Revoke(cmd.Context(), connect.NewRequest(&covev1.RevokeKeyRequest{Id: id}))
+				return err
+			})
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of ids")
+	return cmd
 }

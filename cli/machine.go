@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/cli/doctor"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/wire"
 )
 
 // addServeFlags are the flags of what works on a server's own machine.
@@ -280,9 +282,17 @@ func (a *app) healthCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			tr := &http.Transport{DisableKeepAlives: true}
+			if c.ca != "" {
+				pool, err := wire.LoadCA(c.ca)
+				if err != nil {
+					return err
+				}
+				tr.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}
+			}
 			until := time.Now().Add(time.Duration(wait))
 			for {
-				err = healthy(cmd.Context(), c.url)
+				err = healthy(cmd.Context(), tr, c.url)
 				if err == nil || time.Now().After(until) {
 					break
 				}
@@ -303,15 +313,14 @@ func (a *app) healthCmd() *cobra.Command {
 	return cmd
 }
 
-func healthy(ctx context.Context, url string) error {
+func healthy(ctx context.Context, tr *http.Transport, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/healthz", nil)
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
+	resp, err := (&http.Client{Transport: tr}).Do(req)
 	if err != nil {
 		return err
 	}

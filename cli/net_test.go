@@ -57,6 +57,7 @@ rule 2      deny 203.0.113.0/24 udp 1-9
 	}
 	f.cove(t, settings{}, "net", "set", "sb1").want(t, 2, "", "name a mode")
 	f.cove(t, settings{}, "net", "set", "sb1", "rules", "--allow", "a.org tcp 80 x").want(t, 2, "", "what is")
+	f.cove(t, settings{}, "create", "--allow", "https://pypi.org/simple").want(t, 2, "", `"https://pypi.org/simple" is a URL`, "hint: write pypi.org, or 'pypi.org tcp 443' for this port alone")
 	f.cove(t, settings{}, "create", "--network", "public", "--deny", "* tcp 25").want(t, 0, "sb1\n")
 	if n := f.created[0].GetSpec().GetNetwork(); n.GetMode() != "public" || len(n.GetRules()) != 1 {
 		t.Errorf("created with %v", n)

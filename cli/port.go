@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,6 +13,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -151,6 +153,14 @@ over the API. Any TCP protocol works. LOCAL 0 takes a free port.`,
 			}
 			id, err := a.resolveID(ctx, args[0])
 			if err != nil {
+				return err
+			}
+			// Whether the key may connect, and the sandbox lives, is asked before
+			// anything listens: who finds out later is a program that sees a
+			// connection end. A connection would tell it too, but a server inside
+			// may be there for one only.
+			_, err = a.api.Ports.Url(ctx, connect.NewRequest(&covev1.PortUrlRequest{SandboxId: id, Port: int32(pairs[0][1]), Ttl: durationpb.New(time.Second)}))
+			if err != nil && !errors.Is(err, sandbox.ErrUnsupported) { // which a server without a gateway says
 				return err
 			}
 			return a.forward(ctx, id, address, pairs)

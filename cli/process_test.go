@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/creack/pty"
 	"golang.org/x/term"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
@@ -75,6 +77,78 @@ func TestRunEndsWithTheCommandsCodeAndRemovesTheSandbox(t *testing.T) {
 		if len(f.killed) != 1 {
 			t.Errorf("%v: killed %v", c.end, f.killed)
 		}
+	}
+}
+
+// What the policy refused shows inside as a reset or a name that is not there;
+// it is told behind the output, and never on stdout.
+func TestWhatTheNetworkDeniedIsTold(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc", nil)
+	end := &covev1.ProcessEnd{End: &covev1.End{Cause: "exited", ExitCode: 7}, EgressDenied: 2, ReplayMissed: 1}
+	f.script = func(ctx context.Context, p *fakeProcess, attach bool, off int64, send send) error {
+		return sendAll(send, startedEvent(p.spec.GetExecId()), outEvent(0, "out"), &covev1.ProcessEvent{Event: &covev1.ProcessEvent_End{End: end}})
+	}
+	denied, missed := "cove: 2 connections or lookups were denied by the network policy (", "cove: 1 request has no answer on the recording ("
+	for args, want := range map[string]string{
+		"exec abc -- x":     denied + "'cove net flows --denied abc' lists them)\n" + missed + "'cove net get abc' lists them)\n",
+		"run -- x":          denied + "with --keep, 'cove net flows --denied sb1' lists them)\n" + missed + "with --keep, 'cove net get sb1' lists them)\n",
+		"exec -d abc -- x":  "",
+		"exec --json abc x": "",
+	} {
+		got := f.cove(t, settings{}, strings.Fields(args)...)
+		if got.stderr != want {
+			t.Errorf("%s: stderr\n%swant\n%s", args, got.stderr, want)
+		}
+		if strings.Contains(got.stdout, "denied by") {
+			t.Errorf("%s: stdout %s", args, got.stdout)
+		}
+	}
+	end.EgressDenied, end.ReplayMissed = 0, 0
+	f.cove(t, settings{}, "exec", "abc", "--", "x").want(t, 7, "out")
+}
+
+func TestExecAsJSON(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc", nil)
+	f.script = func(ctx context.Context, p *fakeProcess, attach bool, off int64, send send) error {
+		return sendAll(send, startedEvent(p.spec.GetExecId()), outEvent(0, "a \"b\"\n"), errEvent(6, "\xff\x00"), outEvent(8, "c"),
+			&covev1.ProcessEvent{Event: &covev1.ProcessEvent_End{End: &covev1.ProcessEnd{End: &covev1.End{Cause: "exited", ExitCode: 3},
+				OutputBytes: 9, Duration: durationpb.New(1500 * time.Millisecond), EgressDenied: 2}}})
+	}
+	f.cove(t, settings{}, "exec", "--json", "--exec-id", "e1", "abc", "--", "x").want(t, 3, `{
+  "sandbox_id": "abc",
+  "exec_id": "e1",
+  "stdout": "a \"b\"\nc",
+  "stderr_base64": "/wA=",
+  "end": {
+    "cause": "exited",
+    "exit_code": 3
+  },
+  "duration_s": 1.5,
+  "output_bytes": 9,
+  "egress_denied": 2
+}
+`)
+	f.cove(t, settings{}, "exec", "--json", "-t", "abc", "--", "x").want(t, 125, "", "leave out -t or --json")
+
+	// More than is held: the command ends all the same.
+	chunk := strings.Repeat("x", 1<<20)
+	f.script = func(ctx context.Context, p *fakeProcess, attach bool, off int64, send send) error {
+		if err := send(startedEvent(p.spec.GetExecId())); err != nil {
+			return err
+		}
+		for n := int64(0); n <= maxCaptured; n += 1 << 20 {
+			if err := send(outEvent(n, chunk)); err != nil {
+				return err
+			}
+		}
+		return send(&covev1.ProcessEvent{Event: &covev1.ProcessEvent_End{End: &covev1.ProcessEnd{End: &covev1.End{Cause: "exited"}, OutputBytes: maxCaptured + 1<<20}}})
+	}
+	var got executedJSON
+	out := f.cove(t, settings{}, "exec", "--json", "abc", "--", "x")
+	if err := json.Unmarshal([]byte(out.stdout), &got); err != nil || out.code != 0 || !got.Truncated || len(*got.Stdout) != maxCaptured || *got.Stderr != "" {
+		t.Errorf("exit %d, truncated %v, %v\n%s", out.code, got.Truncated, err, out.stderr)
 	}
 }
 
@@ -143,7 +217,7 @@ func TestCtrlCReachesTheCommand(t *testing.T) {
 		if s := <-p.signals; s != "SIGINT" {
 			return fmt.Errorf("got %s", s)
 		}
-		return send(endEvent(&covev1.End{Cause: "signalled", Signal: "SIGINT", ExitCode: 130}))
+		return send(endEvent(&covev1.End{Cause: "killed_by_user", Signal: "SIGINT", ExitCode: 130})) // a signal through the API, as any
 	}
 	f.cove(t, settings{sigs: sigs}, "run", "--", "sleep", "99").want(t, 130, "")
 	if len(f.killed) != 1 {

@@ -104,7 +104,7 @@ func (a *app) run(ctx context.Context, f specFlags, pf processFlags, command []s
 			}
 		}
 	}()
-	s := &session{app: a, flags: pf, grace: runGrace}
+	s := &session{app: a, flags: pf, grace: runGrace, removed: !keep}
 	return s.run(ctx, id, &covev1.ProcessSpec{Args: command, Timeout: timeout.proto()})
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -44,8 +45,8 @@ from stdin, a file or a variable. Of a secret that is there already only what is
 given changes; running sandboxes use it with their next request.
 
 A request of a sandbox to one of its hosts leaves with the value: in --header, or
-without one wherever the placeholder stands in a header, and with --url or --body
-there too. Inside, --env names a variable that holds the placeholder.`,
+without one wherever the placeholder stands in a header, and with --url-too or
+--body there too. Inside, --env names a variable that holds the placeholder.`,
 		Example: `  cove secret set openai --host api.openai.com --header Authorization --format 'Bearer {}' --env OPENAI_API_KEY
   pass show github | cove secret set github --host api.github.com --host github.com --env GITHUB_TOKEN
   cove secret set openai --value-env NEW_KEY      # rotate
@@ -54,7 +55,7 @@ there too. Inside, --env names a variable that holds the placeholder.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var value *string
 			if !f.keepValue {
-				v, err := a.readValue(f)
+				v, err := a.readValue(cmd.Context(), f)
 				if err != nil {
 					return err
 				}
@@ -124,7 +125,7 @@ func optional[T any](given bool, to **T, v T) {
 
 // readValue reads the value of a secret; one line feed at its end is not part of
 // it.
-func (a *app) readValue(f secretFlags) (string, error) {
+func (a *app) readValue(ctx context.Context, f secretFlags) (string, error) {
 	const most = 1 << 20
 	var b []byte
 	var err error
@@ -139,16 +140,40 @@ func (a *app) readValue(f secretFlags) (string, error) {
 	case f.valueFile != "":
 		b, err = os.ReadFile(f.valueFile)
 	case isFile && term.IsTerminal(int(in.Fd())):
+		state, serr := term.GetState(int(in.Fd()))
+		if serr != nil {
+			return "", serr
+		}
 		fmt.Fprint(a.Stderr, "value: ")
-		b, err = term.ReadPassword(int(in.Fd()))
+		b, err = untilDone(ctx, func() ([]byte, error) { return term.ReadPassword(int(in.Fd())) })
 		fmt.Fprintln(a.Stderr)
+		if ctx.Err() != nil {
+			_ = term.Restore(int(in.Fd()), state) // the read that was left would have
+		}
 	default:
-		b, err = io.ReadAll(io.LimitReader(a.Stdin, most))
+		b, err = untilDone(ctx, func() ([]byte, error) { return io.ReadAll(io.LimitReader(a.Stdin, most)) })
 	}
 	if err != nil {
 		return "", err
 	}
 	return strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r"), nil
+}
+
+// untilDone leaves a read of stdin when ctx is over: nothing interrupts it, and
+// it ends with our process.
+func untilDone(ctx context.Context, read func() ([]byte, error)) ([]byte, error) {
+	type result struct {
+		b   []byte
+		err error
+	}
+	got := make(chan result, 1)
+	go func() { b, err := read(); got <- result{b, err} }()
+	select {
+	case r := <-got:
+		return r.b, r.err
+	case <-ctx.Done():
+		return nil, &sandbox.Error{Class: sandbox.Canceled, Err: ctx.Err()}
+	}
 }
 
 func (a *app) secretLsCmd() *cobra.Command {
@@ -198,22 +223,22 @@ func where(s *covev1.Secret) string {
 }
 
 func (a *app) secretRmCmd() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use: "rm NAME...", Aliases: []string{"delete"}, Short: "Delete secrets; sandboxes that have them lose them at once", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.secretNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			api, err := a.client()
 			if err != nil {
 				return err
 			}
-			for _, name := range args {
-				if _, err := api.Secrets.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteSecretRequest{Name: name})); err != nil {
-					return err
-				}
-				fmt.Fprintln(a.Stdout, name)
-			}
-			return nil
+			return a.removeEach(args, asJSON, func(n string) error {
+				_, err := api.Secrets.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteSecretRequest{Name: n}))
+				return err
+			})
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of names")
+	return cmd
 }
 
 func (a *app) secretUseCmd() *cobra.Command {

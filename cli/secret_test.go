@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -121,8 +122,18 @@ func TestSecret(t *testing.T) {
 	}
 	f.cove(t, settings{}, "secret", "use", "sb1").want(t, 2, "", "--none")
 	f.cove(t, settings{}, "secret", "use", "sb1", "--none").want(t, 0, "")
-	f.cove(t, settings{}, "secret", "rm", "openai").want(t, 0, "openai\n")
+	f.cove(t, settings{}, "secret", "rm", "openai", "--json").want(t, 0, "[\n  \"openai\"\n]\n")
 	if len(f.secrets) != 0 {
 		t.Errorf("left %v", f.secrets)
 	}
+}
+
+// A prompt or a pipe that says nothing must not hold Ctrl-C up.
+func TestCtrlCLeavesASecretThatIsAskedFor(t *testing.T) {
+	f := newFakeAPI(t)
+	silent, w := io.Pipe()
+	defer w.Close()
+	sigs := make(chan os.Signal, 1)
+	sigs <- os.Interrupt
+	f.cove(t, settings{stdin: silent, sigs: sigs}, "secret", "set", "x", "--host", "a.org").want(t, 130, "", "interrupted")
 }

@@ -3,10 +3,12 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,9 +39,17 @@ func addProcessFlags(cmd *cobra.Command, f *processFlags) {
 type session struct {
 	app   *app
 	flags processFlags
+	// onOutput, when set, gets the output in place of our own streams; onEnd the
+	// end, and with it what the network denied, which is told otherwise.
+	onOutput func(*covev1.ProcessOutput) error
+	onEnd    func(*covev1.ProcessEnd) error
+	// removed is set where nobody can look at the sandbox afterwards.
+	removed bool
 	// grace, when set, is how long a process may outlive the first signal
 	// before it is killed: run must come to its removal.
 	grace time.Duration
+
+	signalled atomic.Bool // a signal was passed on
 }
 
 // run starts the process and returns when it has ended. Its end is in the
@@ -86,8 +96,12 @@ func (s *session) run(ctx context.Context, sandboxID string, spec *covev1.Proces
 	defer stopPipe()
 
 	started := make(chan struct{})
+	output := s.onOutput
+	if output == nil {
+		output = a.toStdio
+	}
 	f := &follower{
-		app: a, sandbox: sandboxID, execID: spec.ExecId, spec: spec, onOutput: a.toStdio,
+		app: a, sandbox: sandboxID, execID: spec.ExecId, spec: spec, onOutput: output,
 		onStart: func(*covev1.ProcessStarted) { close(started) },
 	}
 	p := &remote{app: a, sandbox: sandboxID, exec: spec.ExecId}
@@ -118,7 +132,38 @@ func (s *session) run(ctx context.Context, sandboxID string, spec *covev1.Proces
 		}
 		return err
 	}
-	return exitOf(end.GetEnd())
+	if s.onEnd == nil {
+		s.tellDenied(sandboxID, end)
+	} else if err := s.onEnd(end); err != nil {
+		return err
+	}
+	err = exitOf(end.GetEnd())
+	var exit *ExitError
+	if sandbox.Cause(end.GetEnd().GetCause()) == sandbox.KilledByUser && s.signalled.Load() && errors.As(err, &exit) {
+		return &ExitError{Code: exit.Code} // who pressed Ctrl-C knows why it ended
+	}
+	return err
+}
+
+// tellDenied says what the network refused while the process ran. Code inside
+// sees a connection that is reset, or a name that does not exist, and its error
+// rarely tells why.
+func (s *session) tellDenied(id string, end *covev1.ProcessEnd) {
+	tell := func(n int64, one, many, look string) {
+		if n == 0 {
+			return
+		}
+		what := fmt.Sprintf("%d %s", n, many)
+		if n == 1 {
+			what = "1 " + one
+		}
+		if s.removed {
+			look = "with --keep, " + look
+		}
+		s.app.warnf("%s ("+look+")", what, id)
+	}
+	tell(end.GetEgressDenied(), "connection or lookup was denied by the network policy", "connections or lookups were denied by the network policy", "'cove net flows --denied %s' lists them")
+	tell(end.GetReplayMissed(), "request has no answer on the recording", "requests have no answer on the recording", "'cove net get %s' lists them")
 }
 
 // errLeft is the third signal: the user wants out, whatever the process does.
@@ -147,6 +192,7 @@ func (s *session) signals(ctx context.Context, leave context.CancelCauseFunc, st
 				leave(errLeft) // nothing to signal yet
 				return
 			}
+			s.signalled.Store(true)
 			switch n++; n {
 			case 1:
 				p.signal(ctx, signalName(sig))

@@ -32,7 +32,7 @@ func (a *app) sshCmd() *cobra.Command {
 		Use:   "ssh [flags] ID [-- COMMAND [ARG...]]",
 		Short: "A shell in a sandbox over SSH, or one command",
 		Long: `Run the system's ssh into a sandbox, with a key made for this once and certified
-by the server for a few minutes. The server must have been started with --ssh.
+by the server for a few minutes. The server must run as "cove serve --ssh ADDR".
 
 --write leaves key, certificate and an ssh configuration in a directory instead,
 for editors, scp, sftp and rsync:

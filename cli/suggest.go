@@ -14,7 +14,7 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	var near []string
+	var near, begun []string
 	for _, c := range cmd.Commands() {
 		if c.Hidden {
 			continue
@@ -24,11 +24,19 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 			if len(name) > 4 {
 				allowed = 2
 			}
-			if edits(args[0], name) <= allowed || (len(args[0]) > 1 && strings.HasPrefix(name, args[0])) {
-				near = append(near, "'"+cmd.CommandPath()+" "+c.Name()+"'")
+			full := "'" + cmd.CommandPath() + " " + c.Name() + "'"
+			if len(args[0]) > 1 && strings.HasPrefix(name, args[0]) {
+				begun = append(begun, full)
+				break
+			}
+			if edits(args[0], name) <= allowed {
+				near = append(near, full)
 				break
 			}
 		}
+	}
+	if len(begun) > 0 { // "set" is the start of set-quota sooner than a slip for get
+		near = begun
 	}
 	hint := fmt.Sprintf("'%s --help' lists the commands", cmd.CommandPath())
 	if len(near) > 0 {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -23,39 +24,61 @@ func (a *app) tenantCmd() *cobra.Command {
 	return cmd
 }
 
-// quotaFlags are those of a quota; each that is not given is 0, no bound.
-type quotaFlags struct {
-	memory, disk, snapshots string
-	q                       covev1.Quota
-}
+// quotaFlags are those of a quota. What is not given is not touched, so that
+// set-quota changes one bound and keeps the rest.
+type quotaFlags struct{ set []func(*covev1.Quota) }
 
 func (f *quotaFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
-	fs.Int64Var(&f.q.Sandboxes, "sandboxes", 0, "most live sandboxes")
-	fs.Float64Var(&f.q.Cpu, "cpu", 0, "most cores they ask for")
-	fs.StringVar(&f.memory, "memory", "", "most memory they ask for, like 64GiB")
-	fs.StringVar(&f.disk, "disk", "", "most disk of sandboxes and volumes, like 1TiB")
-	fs.StringVar(&f.snapshots, "snapshot-bytes", "", "most bytes of snapshots, like 100GiB")
-	fs.Float64Var(&f.q.CreatesPerSecond, "creates-per-second", 0, "most creates per second")
-	fs.Int32Var(&f.q.Weight, "weight", 0, "share of a full node against other tenants (default 1)")
+	whole := func(s string) (int64, error) { return strconv.ParseInt(s, 10, 64) }
+	real := func(s string) (float64, error) { return strconv.ParseFloat(s, 64) }
+	fs.Var(bounds("number", f, whole, func(q *covev1.Quota, n int64) { q.Sandboxes = n }), "sandboxes", "most live sandboxes; none = no bound, as of each of these")
+	fs.Var(bounds("number", f, real, func(q *covev1.Quota, n float64) { q.Cpu = n }), "cpu", "most cores they ask for")
+	fs.Var(bounds("size", f, parseSize, func(q *covev1.Quota, n int64) { q.Memory = n }), "memory", "most memory they ask for, like 64GiB")
+	fs.Var(bounds("size", f, parseSize, func(q *covev1.Quota, n int64) { q.Disk = n }), "disk", "most disk of sandboxes and volumes, like 1TiB")
+	fs.Var(bounds("size", f, parseSize, func(q *covev1.Quota, n int64) { q.SnapshotBytes = n }), "snapshot-bytes", "most bytes of snapshots, like 100GiB")
+	fs.Var(bounds("number", f, real, func(q *covev1.Quota, n float64) { q.CreatesPerSecond = n }), "creates-per-second", "most creates per second")
+	fs.Var(bounds("number", f, func(s string) (int64, error) { return strconv.ParseInt(s, 10, 32) }, func(q *covev1.Quota, n int64) { q.Weight = int32(n) }),
+		"weight", "share of a full node against other tenants (default 1)")
 }
 
-func (f *quotaFlags) quota() (*covev1.Quota, error) {
-	for _, s := range []struct {
-		flag, text string
-		to         *int64
-	}{{"memory", f.memory, &f.q.Memory}, {"disk", f.disk, &f.q.Disk}, {"snapshot-bytes", f.snapshots, &f.q.SnapshotBytes}} {
-		if s.text == "" {
-			continue
-		}
-		n, err := parseSize(s.text)
-		if err != nil {
-			return nil, usagef("a size like 64GiB", "--%s: %v", s.flag, err)
-		}
-		*s.to = n
+// on is q with what was given.
+func (f *quotaFlags) on(q *covev1.Quota) *covev1.Quota {
+	if q == nil {
+		q = &covev1.Quota{}
 	}
-	return &f.q, nil
+	for _, set := range f.set {
+		set(q)
+	}
+	return q
 }
+
+// boundFlag is a bound, or "none" and 0, which the API reads as none.
+type boundFlag struct {
+	kind, text string
+	take       func(string) error
+}
+
+func bounds[T int64 | float64](kind string, f *quotaFlags, parse func(string) (T, error), set func(*covev1.Quota, T)) *boundFlag {
+	return &boundFlag{kind: kind, take: func(s string) error {
+		var n T
+		if s != "none" {
+			var err error
+			if n, err = parse(s); err != nil {
+				if kind == "number" { // strconv's error names its function
+					err = fmt.Errorf("%q is neither a number nor none", s)
+				}
+				return err
+			}
+		}
+		f.set = append(f.set, func(q *covev1.Quota) { set(q, n) })
+		return nil
+	}}
+}
+
+func (b *boundFlag) Set(s string) error { b.text = s; return b.take(s) }
+func (b *boundFlag) Type() string       { return b.kind }
+func (b *boundFlag) String() string     { return b.text }
 
 type quotaJSON struct {
 	Sandboxes        int64   `json:"sandboxes"`
@@ -107,15 +130,11 @@ func (a *app) tenantCreateCmd() *cobra.Command {
 		Example: `  cove tenant create research --sandboxes 200 --memory 256GiB
   cove key create --tenant research --role admin alice`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			q, err := f.quota()
-			if err != nil {
-				return err
-			}
 			api, err := a.client()
 			if err != nil {
 				return err
 			}
-			r, err := api.Tenants.Create(cmd.Context(), connect.NewRequest(&covev1.CreateTenantRequest{Name: args[0], Quota: q, Labels: labels.m}))
+			r, err := api.Tenants.Create(cmd.Context(), connect.NewRequest(&covev1.CreateTenantRequest{Name: args[0], Quota: f.on(nil), Labels: labels.m}))
 			if err != nil {
 				return err
 			}
@@ -209,17 +228,26 @@ func (a *app) tenantQuotaCmd() *cobra.Command {
 	var asJSON bool
 	var f quotaFlags
 	cmd := &cobra.Command{
-		Use: "set-quota NAME", Short: "Replace a tenant's quota; what is not given has no bound", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Use: "set-quota NAME", Short: "Change bounds of a tenant; those not given stay", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Long: `Change bounds of a tenant. Those that are not given stay as they are; "none" or
+0 lifts one. Nothing that runs is ended.`,
+		Example: `  cove tenant set-quota research --sandboxes 400
+  cove tenant set-quota research --memory none`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			q, err := f.quota()
-			if err != nil {
-				return err
+			if len(f.set) == 0 {
+				return usage(cmd, errors.New("which bound? give --sandboxes, --cpu, --memory, --disk, --snapshot-bytes, --creates-per-second or --weight"))
 			}
 			api, err := a.client()
 			if err != nil {
 				return err
 			}
-			r, err := api.Tenants.SetQuota(cmd.Context(), connect.NewRequest(&covev1.SetQuotaRequest{Name: args[0], Quota: q}))
+			// The API replaces a quota whole. Two who change it at once can
+			// undo each other, as they could before.
+			was, err := api.Tenants.Get(cmd.Context(), connect.NewRequest(&covev1.GetTenantRequest{Name: args[0]}))
+			if err != nil {
+				return err
+			}
+			r, err := api.Tenants.SetQuota(cmd.Context(), connect.NewRequest(&covev1.SetQuotaRequest{Name: args[0], Quota: f.on(was.Msg.GetTenant().GetQuota())}))
 			if err != nil {
 				return err
 			}
@@ -232,22 +260,22 @@ func (a *app) tenantQuotaCmd() *cobra.Command {
 }
 
 func (a *app) tenantRmCmd() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove tenants that have nothing left, with their keys", Args: cobra.MinimumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			api, err := a.client()
 			if err != nil {
 				return err
 			}
-			for _, name := range args {
-				if _, err := api.Tenants.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteTenantRequest{Name: name})); err != nil {
-					return err
-				}
-				fmt.Fprintln(a.Stdout, name)
-			}
-			return nil
+			return a.removeEach(args, asJSON, func(n string) error {
+				_, err := api.Tenants.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteTenantRequest{Name: n}))
+				return err
+			})
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of names")
+	return cmd
 }
 
 type auditJSON struct {
@@ -266,7 +294,7 @@ type auditJSON struct {
 
 func (a *app) auditCmd() *cobra.Command {
 	var asJSON, follow, all bool
-	var since time.Duration
+	var since duration
 	var after int64
 	cmd := &cobra.Command{
 		Use: "audit", Short: "Print who did what to which thing, oldest first", Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
@@ -274,16 +302,13 @@ func (a *app) auditCmd() *cobra.Command {
   cove audit --all --json > audit.jsonl
   cove audit --follow`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if since < 0 {
-				return usagef("a duration like 24h", "--since %s is in the future", since)
-			}
 			api, err := a.client()
 			if err != nil {
 				return err
 			}
 			m := &covev1.AuditRequest{Follow: follow, All: all, After: after}
 			if since > 0 {
-				m.Since = timestamppb.New(time.Now().Add(-since))
+				m.Since = timestamppb.New(time.Now().Add(-time.Duration(since)))
 			}
 			st, err := api.System.Audit(cmd.Context(), connect.NewRequest(m))
 			if err != nil {
@@ -305,7 +330,7 @@ func (a *app) auditCmd() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.DurationVar(&since, "since", 0, "only what happened in this time, like 24h")
+	fs.Var(&since, "since", "only what happened in this time, like 24h or 7d")
 	fs.Int64Var(&after, "after", 0, "only entries after this sequence number")
 	fs.BoolVar(&follow, "follow", false, "go on with what is added")
 	fs.BoolVar(&all, "all", false, "of every tenant; needs a key of an installation's admin")

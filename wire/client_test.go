@@ -2,10 +2,13 @@ package wire
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"io"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -146,6 +149,38 @@ func TestNobodyListens(t *testing.T) {
 		var e *sandbox.Error
 		if !errors.As(err, &e) || e.Class != sandbox.Unavailable || !strings.Contains(e.Hint, "cove serve") {
 			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// A server that is there and not believed is not one that is not running.
+func TestACertificateThatIsNotBelieved(t *testing.T) {
+	srv := httptest.NewUnstartedServer(http.NotFoundHandler())
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes given up, which is the point
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	defer srv.Close()
+	_, port, _ := net.SplitHostPort(srv.Listener.Addr().String())
+	pool := x509.NewCertPool()
+	pool.AddCert(srv.Certificate())
+	for _, c := range []struct {
+		url  string
+		ca   *x509.CertPool
+		hint string
+	}{
+		{srv.URL, nil, "COVE_CA"},
+		{srv.URL, x509.NewCertPool(), "COVE_CA"},
+		{"https://localhost:" + port, pool, "as its certificate does"},
+		{"https://" + strings.TrimPrefix(serve(t, &echo{}), "http://"), nil, "http://"},
+	} {
+		cl := NewClient(c.url, "", Options{CA: c.ca})
+		defer cl.Close()
+		_, err := cl.System.Info(t.Context(), connect.NewRequest(&covev1.InfoRequest{}))
+		for _, err := range []error{err, cl.Upload(t.Context(), "a", "/f", strings.NewReader("x"), 1, sandbox.WriteOptions{})} {
+			var e *sandbox.Error
+			if !errors.As(err, &e) || e.Class != sandbox.Unavailable || !strings.Contains(e.Hint, c.hint) {
+				t.Errorf("%s: %v (hint %q), want a hint of %q", c.url, err, e.Hint, c.hint)
+			}
 		}
 	}
 }

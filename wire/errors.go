@@ -3,6 +3,8 @@ package wire
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -165,7 +167,7 @@ func FromConnect(err error) error {
 	}
 	switch ce.Code() {
 	case connect.CodeUnavailable:
-		out.Hint = notRunningHint
+		out.Hint = unreachedHint(ce)
 	case connect.CodeInvalidArgument, connect.CodeUnknown:
 		// Not the server's word but Connect's own for a stream that broke off
 		// in the middle of a message: the server died or the network did.
@@ -195,7 +197,24 @@ type bufferedAnswer struct {
 func (b *bufferedAnswer) WriteHeader(status int)      { b.status = status }
 func (b *bufferedAnswer) Write(p []byte) (int, error) { return b.Buffer.Write(p) }
 
-const notRunningHint = `is the server running? "make start" or "cove serve" starts it, COVE_URL names it`
+// unreachedHint says what to do about a call that found no server, or one that
+// it cannot believe.
+func unreachedHint(err error) string {
+	var unknown x509.UnknownAuthorityError
+	var name x509.HostnameError
+	var bad *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &unknown):
+		return "COVE_CA names the file with the authority to trust: the server's DATA/tls/ca.crt, if it made its own (--tls-self)"
+	case errors.As(err, &name):
+		return "name the server in COVE_URL as its certificate does"
+	case errors.As(err, &bad):
+		return "the server has another certificate to show, or this machine's clock is wrong"
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return "the server speaks no TLS; COVE_URL begins with http:// then"
+	}
+	return `is the server running? "make start" or "cove serve" starts it, COVE_URL names it`
+}
 
 // errorWriter holds no state.
 var errorWriter = connect.NewErrorWriter()

@@ -201,7 +201,7 @@ func unreachable(req *http.Request, err error) error {
 	return &sandbox.Error{
 		Class: sandbox.Unavailable,
 		Msg:   "cannot reach " + req.URL.Scheme + "://" + req.URL.Host,
-		Hint:  notRunningHint,
+		Hint:  unreachedHint(err),
 		Err:   err,
 	}
 }

@@ -1,8 +1,11 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
+	"net"
 	"net/netip"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -18,6 +21,9 @@ func ParseRule(s string) (sandbox.NetworkRule, error) {
 		return sandbox.NetworkRule{}, sandbox.InvalidField("rule", "%q is not ACTION TARGET [PROTOCOL] [PORTS]", s).WithHint("as in: allow pypi.org tcp 443")
 	}
 	r := sandbox.NetworkRule{Action: sandbox.NetworkAction(f[0])}
+	if err := tooMuch(f[1]); err != nil {
+		return r, err
+	}
 	switch {
 	case f[1] == "*":
 	case isAddress(f[1]):
@@ -53,6 +59,46 @@ func isAddress(s string) bool {
 	host, _, _ := strings.Cut(s, "/")
 	_, err := netip.ParseAddr(host)
 	return err == nil || strings.Contains(s, "/")
+}
+
+// tooMuch refuses a target that says more than a host, as what is copied from a
+// browser or a program's settings does, and gives the rule that it may mean.
+func tooMuch(target string) error {
+	what, host, port := "a URL", "", ""
+	if u, err := url.Parse(target); strings.Contains(target, "://") {
+		if err == nil {
+			host, port = u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
+		}
+	} else {
+		rest, _, hasPath := strings.Cut(target, "/")
+		if _, err := netip.ParseAddr(rest); err == nil {
+			return nil // or a CIDR of it
+		}
+		if host, port, err = net.SplitHostPort(rest); err != nil {
+			host = rest
+		}
+		switch {
+		case hasPath:
+			what = "a host and a path"
+		case port != "":
+			what = "a host and a port"
+		default:
+			return nil
+		}
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		if _, _, err := Domain(host); err != nil {
+			if what != "a URL" {
+				return nil // whatever it is meant to be, Compile says what is wrong with it
+			}
+			host, port = "its host", ""
+		}
+	}
+	err := sandbox.InvalidField("rule", "%q is %s; a rule names a host", target, what)
+	if port != "" {
+		return err.WithHint("write %s, or '%s tcp %s' for this port alone", host, host, port)
+	}
+	return err.WithHint("write %s", host)
 }
 
 // FormatRule writes a rule as ParseRule reads it.

@@ -202,6 +202,34 @@ func TestWrongPolicies(t *testing.T) {
 
 // The address of a flow that is allowed is public, or a rule allows a CIDR
 // that has it and is inside what denies it.
+func TestATargetThatIsMoreThanAHost(t *testing.T) {
+	for target, want := range map[string]string{
+		"https://pypi.org":               "URL write pypi.org, or 'pypi.org tcp 443' for this port alone",
+		"http://pypi.org:8080/simple?a#": "URL write pypi.org, or 'pypi.org tcp 8080' for this port alone",
+		"HTTPS://u:p@pypi.org/":          "URL write pypi.org, or 'pypi.org tcp 443' for this port alone",
+		"https://*.pypi.org":             "URL write *.pypi.org, or '*.pypi.org tcp 443' for this port alone",
+		"https://[2001:db8::1]/":         "URL write 2001:db8::1, or '2001:db8::1 tcp 443' for this port alone",
+		"ftp://pypi.org":                 "URL write pypi.org",
+		"https://a b":                    "URL write a, or 'a tcp 443' for this port alone",
+		"https://%zz/":                   "URL write its host",
+		"pypi.org:443":                   "port write pypi.org, or 'pypi.org tcp 443' for this port alone",
+		"203.0.113.7:80":                 "port write 203.0.113.7, or '203.0.113.7 tcp 80' for this port alone",
+		"pypi.org/simple":                "path write pypi.org",
+	} {
+		_, err := policy.ParseRule("allow " + target)
+		what, hint, _ := strings.Cut(want, " ")
+		var e *sandbox.Error
+		if !errors.As(err, &e) || !strings.Contains(e.Msg, what+"; a rule names a host") || e.Hint != hint {
+			t.Errorf("%s: %v, hint %q; want %s", target, err, e.Hint, want)
+		}
+	}
+	for _, target := range []string{"*", "pypi.org", "*.pypi.org", "10.0.0.0/8", "2001:db8::/32", "::1", "10.0.0/8", "a:b:c"} { // not all are right, none is one of those
+		if _, err := policy.ParseRule("allow " + target); err != nil {
+			t.Errorf("%s: %v", target, err)
+		}
+	}
+}
+
 func TestNothingBuiltInOpensByItself(t *testing.T) {
 	gen := rapid.Custom(func(t *rapid.T) sandbox.NetworkRule {
 		return sandbox.NetworkRule{
