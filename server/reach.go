@@ -51,13 +51,14 @@ func (r Reach) AllowKey(ctx context.Context, secret, id string) error {
 
 // Login notes a login by SSH with a certificate that an API key had signed, and
 // refuses it if that key is no longer one that could: a certificate may be good
-// for longer than who asked for it.
+// for longer than who asked for it. remote is the address it came from, with or
+// without a port.
 func (r Reach) Login(ctx context.Context, id, key, remote string) (err error) {
 	k, err := r.keyByID(ctx, key)
 	if sb, gerr := r.s.store.GetSandbox(asServer(ctx), id); err != nil && gerr == nil {
 		k.Tenant = sb.Tenant // whose log shall have it
 	}
-	ctx = withCaller(ctx, caller{key: k, remote: remote})
+	ctx = withCaller(ctx, caller{key: k, remote: hostOf(remote)})
 	if err == nil {
 		err = firstError(good(k, k.Hash, r.s.cfg.Clock()), (need{sandbox.DeveloperRole, "ports"}).allows(k, "SSH into a sandbox"))
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
@@ -148,6 +149,12 @@ func classify(svc protoreflect.ServiceDescriptor, m protoreflect.MethodDescripto
 		return sandbox.ReadonlyRole
 	}
 	return ""
+}
+
+// changes says whether a call is more than looking: what a readonly key may do is
+// none, also where the protos cannot promise that repeating it is the same.
+func (r *rights) changes(spec connect.Spec) bool {
+	return spec.IdempotencyLevel != connect.IdempotencyNoSideEffects && r.procedures[spec.Procedure].role != sandbox.ReadonlyRole
 }
 
 // check is for what Connect serves. Plain routes have their own check, where
