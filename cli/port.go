@@ -153,6 +153,10 @@ over the API. Any TCP protocol works. LOCAL 0 takes a free port.`,
 			if err != nil {
 				return err
 			}
+			// A key that may not is told now, not whoever connects later.
+			if err := a.api.CheckPort(ctx, id, pairs[0][1]); err != nil {
+				return err
+			}
 			return a.forward(ctx, id, address, pairs)
 		},
 	}

@@ -298,10 +298,11 @@ func thingsOfRoute(op string, r *http.Request) (things []string) {
 	return things
 }
 
-// seenConn keeps what the first message of a stream names, and says when the
-// first answer is sent.
+// seenConn keeps what the first message of a stream names, says when the first
+// answer is sent, and lets no message through that check refuses.
 type seenConn struct {
 	connect.StreamingHandlerConn
+	check  func(m any) error
 	begun  func() // may be nil
 	things []string
 	seen   bool
@@ -321,6 +322,9 @@ func (c *seenConn) Receive(m any) error {
 	err := c.StreamingHandlerConn.Receive(m)
 	if err == nil && !c.seen {
 		c.seen, c.things = true, thingsOf(m)
+	}
+	if err == nil {
+		err = c.check(m)
 	}
 	return err
 }

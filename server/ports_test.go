@@ -180,6 +180,9 @@ func TestConnectPort(t *testing.T) {
 		_, _ = c.Write(append([]byte("got "), b...))
 	}()
 	port := ln.Addr().(*net.TCPAddr).Port
+	if err := w.client.CheckPort(t.Context(), sb.Id, port); err != nil { // the one that is accepted below is another
+		t.Error(err)
+	}
 	s, err := w.client.ConnectPort(t.Context(), sb.Id, port)
 	if err != nil {
 		t.Fatal(err)
@@ -201,6 +204,19 @@ func TestConnectPort(t *testing.T) {
 	}
 	if _, err := w.client.ConnectPort(t.Context(), "nosuch", port); !errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrPortClosed) {
 		t.Errorf("no sandbox: %v", err)
+	}
+	if err := w.client.CheckPort(t.Context(), sb.Id, port); err != nil {
+		t.Errorf("nothing listens yet: %v", err)
+	}
+	if err := w.client.CheckPort(t.Context(), "nosuch", port); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("no sandbox: %v", err)
+	}
+	k, err := w.client.Keys.Create(t.Context(), connect.NewRequest(&covev1.CreateKeyRequest{Name: "reader", Role: "readonly"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := (&shared{world: w}).dial(k.Msg.Secret).CheckPort(t.Context(), sb.Id, port); !errors.Is(err, sandbox.ErrDenied) {
+		t.Errorf("a readonly key: %v", err)
 	}
 	if _, err := w.client.ConnectPort(t.Context(), sb.Id, 0); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("port 0: %v", err)

@@ -63,7 +63,8 @@ func (r Reach) Login(ctx context.Context, id, key, remote string) (err error) {
 	}
 	ctx = withCaller(ctx, caller{key: k, remote: hostOf(remote)})
 	if err == nil {
-		err = firstError(good(k, k.Hash, r.s.cfg.Clock()), (need{sandbox.DeveloperRole, "ports"}).allows(k, "SSH into a sandbox"))
+		err = firstError(good(k, k.Hash, r.s.cfg.Clock()), (need{sandbox.DeveloperRole, "ports"}).allows(k, "SSH into a sandbox"),
+			allowsAll(k, "SSH into a sandbox", sshParts))
 	}
 	if err == nil {
 		_, err = r.s.store.GetSandbox(ctx, id)

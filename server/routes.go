@@ -198,7 +198,9 @@ func (i *callInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		began := time.Now()
 		func() {
 			defer i.recover(req.Spec().Procedure, &err)
-			resp, err = next(ctx, req)
+			if err = checkParts(callerOf(ctx).key, req.Spec().Procedure, req.Any()); err == nil {
+				resp, err = next(ctx, req)
+			}
 		}()
 		logCall(ctx, i.log, req.Spec().Procedure, began, err)
 		if i.rights.changes(req.Spec()) {
@@ -225,7 +227,9 @@ func (i *callInterceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc
 		var err error
 		// A stream may last for days: it is on the log once it has begun to
 		// answer, and again if it then fails.
-		seen := &seenConn{StreamingHandlerConn: conn}
+		seen := &seenConn{StreamingHandlerConn: conn, check: func(m any) error {
+			return checkParts(callerOf(ctx).key, conn.Spec().Procedure, m)
+		}}
 		if i.rights.changes(conn.Spec()) {
 			seen.begun = func() { i.audit.note(ctx, opOf(conn.Spec().Procedure), seen.things, nil) }
 		}
