@@ -179,7 +179,7 @@ func TestScopesDoNotLeak(t *testing.T) {
 				t.Errorf("with %s: %q %s", c.short, class, body)
 			}
 			if now := s.fingerprint(); now != before {
-				t.Fatalf("something was done:\n%s\n%s", before, now)
+				t.Fatal("something was done")
 			}
 			s.keys["enough"] = s.key(s.red, &covev1.CreateKeyRequest{Name: "enough", Role: "developer", Scopes: strings.Fields(c.enough)})
 			if c.call == "Sandboxes/SetSecrets" || c.call == "Ports/WaitReady" || strings.Contains(c.msg, "stop") {
