@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // entry is a shorthand for a tar header; kind is tar's type flag.
@@ -321,6 +323,17 @@ func TestCopyOutOfASandbox(t *testing.T) {
 			t.Errorf("%s was left behind", name)
 		}
 	}
+}
+
+// A key whose scope is files may not look at sandboxes and needs not.
+func TestCopyWithAKeyForFilesOnly(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc", nil)
+	f.put("/out.json", "file", "{}")
+	denied := &sandbox.Error{Class: sandbox.Denied, Msg: "outside the scopes of this key"}
+	f.fail["Sandboxes/Get"], f.fail["Sandboxes/List"] = denied, denied
+	f.cove(t, settings{}, "cp", "abc:/out.json", "-").want(t, 0, "{}")
+	f.cove(t, settings{}, "inspect", "abc").want(t, 1, "", "outside the scopes")
 }
 
 func TestCopyFromStdin(t *testing.T) {

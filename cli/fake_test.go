@@ -90,7 +90,13 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.Handle(covev1.NewSystemHandler(fakeSystem{f}, opt))
 	mux.Handle(covev1.NewTenantsHandler(fakeTenants{f: f}, opt))
 	mux.Handle(covev1.NewSecretsHandler(fakeSecrets{f}, opt))
-	mux.Handle(covev1.NewPortsHandler(fakePorts{}, opt))
+	mux.HandleFunc("GET /v1/sandboxes/{id}/connect", func(w http.ResponseWriter, r *http.Request) {
+		err := f.fail["connect"]
+		if err == nil {
+			err = sandbox.InvalidField("upgrade", "the request must be an upgrade")
+		}
+		wire.WriteError(w, r, err)
+	})
 	mux.Handle(covev1.NewCallbacksHandler(fakeCallbacks{f: f}, opt))
 	mux.HandleFunc("/v1/sandboxes/{id}/callbacks/{request}/body", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "a body that follows") })
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/callbacks/{request}", f.answered)

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,7 +12,6 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -155,12 +153,8 @@ over the API. Any TCP protocol works. LOCAL 0 takes a free port.`,
 			if err != nil {
 				return err
 			}
-			// Whether the key may connect, and the sandbox lives, is asked before
-			// anything listens: who finds out later is a program that sees a
-			// connection end. A connection would tell it too, but a server inside
-			// may be there for one only.
-			_, err = a.api.Ports.Url(ctx, connect.NewRequest(&covev1.PortUrlRequest{SandboxId: id, Port: int32(pairs[0][1]), Ttl: durationpb.New(time.Second)}))
-			if err != nil && !errors.Is(err, sandbox.ErrUnsupported) { // which a server without a gateway says
+			// A key that may not is told now, not whoever connects later.
+			if err := a.api.CheckPort(ctx, id, pairs[0][1]); err != nil {
 				return err
 			}
 			return a.forward(ctx, id, address, pairs)

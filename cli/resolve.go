@@ -51,9 +51,14 @@ func (a *app) resolve(ctx context.Context, arg string) (*covev1.Sandbox, error) 
 	return nil, (&sandbox.Error{Class: sandbox.NotFound, Msg: "no sandbox " + arg}).WithHint("'cove ls' lists the live ones, 'cove ls --all' the ended ones too")
 }
 
-// resolveID is resolve for callers that need only the id.
+// resolveID is resolve for callers that need only the id. A key whose scopes are
+// files, say, may not look at sandboxes: what was typed is then taken for the
+// whole id, and the call it is for says what is wrong with it.
 func (a *app) resolveID(ctx context.Context, arg string) (string, error) {
 	s, err := a.resolve(ctx, arg)
+	if errors.Is(err, sandbox.ErrDenied) {
+		return arg, nil
+	}
 	return s.GetId(), err
 }
 

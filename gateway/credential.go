@@ -53,6 +53,11 @@ func takeCredentials(r *http.Request) (c credentials) {
 		setAll(h, "Authorization", rest)
 	}
 	c.query, r.URL.RawQuery = cutParam(r.URL.RawQuery)
+	// A page that was opened with a token in its address names it in what it asks
+	// for. It opens nothing from there.
+	for i, v := range h["Referer"] {
+		h["Referer"][i] = withoutToken(v)
+	}
 	var cookies []string
 	for _, line := range h.Values("Cookie") {
 		var keep []string
@@ -98,4 +103,21 @@ func cutParam(raw string) (token, rest string) {
 		keep = append(keep, part)
 	}
 	return token, strings.Join(keep, "&")
+}
+
+// withoutToken is a URL as it was written, but for our parameter.
+func withoutToken(u string) string {
+	rest, fragment, hasFragment := strings.Cut(u, "#")
+	path, query, _ := strings.Cut(rest, "?")
+	_, kept := cutParam(query)
+	if kept == query {
+		return u
+	}
+	if kept != "" {
+		path += "?" + kept
+	}
+	if hasFragment {
+		path += "#" + fragment
+	}
+	return path
 }

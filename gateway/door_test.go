@@ -1,6 +1,10 @@
 package gateway_test
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/gateway"
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 func TestTokens(t *testing.T) {
@@ -39,10 +44,10 @@ func TestTokens(t *testing.T) {
 		{"API key as token", "X-Cove-Token: " + apiKey, 200, ""},
 		{"wrong API key", "Authorization: Bearer " + apiKey[:len(apiKey)-1] + "9", 401, "not for this port"},
 		{"API key in a cookie", "Cookie: cove_token=" + apiKey, 401, "not for this port"},
-		{"of another port", "X-Cove-Token: " + w.tokens.Mint(box, w.port+1, hour), 401, "not for this port"},
-		{"of another sandbox", "X-Cove-Token: " + w.tokens.Mint(ghost, w.port, hour), 401, "not for this port"},
-		{"of another key", "X-Cove-Token: " + other.Mint(box, w.port, hour), 401, "not for this port"},
-		{"expired", "X-Cove-Token: " + w.tokens.Mint(box, w.port, time.Now().Add(-time.Second)), 401, "expired"},
+		{"of another port", "X-Cove-Token: " + w.mint(box, w.port+1, hour), 401, "not for this port"},
+		{"of another sandbox", "X-Cove-Token: " + w.mint(ghost, w.port, hour), 401, "not for this port"},
+		{"of another key", "X-Cove-Token: " + other.Mint(gateway.Target{Sandbox: box, Port: w.port}, keyID, hour), 401, "not for this port"},
+		{"expired", "X-Cove-Token: " + w.mint(box, w.port, time.Now().Add(-time.Second)), 401, "expired"},
 		{"changed", "X-Cove-Token: " + flip, 401, "not for this port"},
 		{"cut", "X-Cove-Token: " + good[:20], 401, "not for this port"},
 		{"empty", "X-Cove-Token: covep_", 401, "not for this port"},
@@ -64,6 +69,72 @@ func TestTokens(t *testing.T) {
 	w.mu.Unlock()
 	if res, _ := w.get("/"); res.StatusCode != 200 {
 		t.Errorf("public: %d", res.StatusCode)
+	}
+}
+
+// A token ends with the API key it was made with, wherever it stands.
+func TestTokenEndsWithItsKey(t *testing.T) {
+	w := newWorld(t, http.HandlerFunc(echoHeaders))
+	good := w.token()
+	ways := []string{"X-Cove-Token: " + good, "Authorization: Bearer " + good, "Cookie: cove_token=" + good}
+	look := func(status int, says string) {
+		t.Helper()
+		for _, header := range ways {
+			if res, body := w.get("/", header); res.StatusCode != status || !strings.Contains(body, says) {
+				t.Errorf("%.20s: %d %q, want %d", header, res.StatusCode, body, status)
+			}
+		}
+		if res, body := w.get("/?cove_token=" + good); res.StatusCode != status || !strings.Contains(body, says) || len(res.Cookies()) > 0 && status != 200 {
+			t.Errorf("query: %d %q, want %d", res.StatusCode, body, status)
+		}
+	}
+	lives := func(err error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.gone = map[string]error{keyID: err}
+	}
+	look(200, "")
+	lives(&sandbox.Error{Class: sandbox.Unauthenticated, Msg: "revoked"})
+	look(401, "revoked or has expired")
+	if res, _ := w.get("/", ways[0], "Authorization: Bearer "+apiKey); res.StatusCode != 200 {
+		t.Errorf("with a good key beside it: %d", res.StatusCode)
+	}
+	lives(&sandbox.Error{Class: sandbox.Unavailable, Msg: "the disk is on fire"})
+	look(502, "on fire") // not said to be the token's fault
+	lives(nil)
+	look(200, "")
+
+	// One that names no key could not end with it.
+	p := append([]byte{1}, binary.BigEndian.AppendUint64(nil, uint64(time.Now().Add(time.Hour).Unix()))...)
+	p = append(binary.BigEndian.AppendUint16(p, uint16(w.port)), box...)
+	mac := hmac.New(sha256.New, []byte(strings.Repeat("k", 32)))
+	mac.Write(append([]byte("cove gateway token "), p...))
+	if res, _ := w.get("/", "X-Cove-Token: covep_"+base64.RawURLEncoding.EncodeToString(mac.Sum(p))); res.StatusCode != 401 {
+		t.Errorf("of the old form: %d", res.StatusCode)
+	}
+}
+
+// The address of the page before has the token that opened it.
+func TestNoTokenInReferer(t *testing.T) {
+	w := newWorld(t, http.HandlerFunc(echoHeaders))
+	for sent, want := range map[string]string{
+		"http://x.test/a?cove_token=T":             "http://x.test/a",
+		"http://x.test/a?q=1&cove_token=T&r=%2f":   "http://x.test/a?q=1&r=%2f",
+		"http://x.test/a?c%6fve_token=T&b":         "http://x.test/a?b",
+		"http://x.test/a?cove_token=T#here":        "http://x.test/a#here",
+		"http://x.test/a?":                         "http://x.test/a?",
+		"http://x.test/cove_token=1?other=2&other": "http://x.test/cove_token=1?other=2&other",
+	} {
+		var got string
+		_, body := w.get("/", "X-Cove-Token: "+w.token(), "Referer: "+strings.ReplaceAll(sent, "=T", "="+w.token()))
+		for line := range strings.Lines(body) {
+			if v, ok := strings.CutPrefix(strings.TrimSpace(line), "Referer: "); ok {
+				got = v
+			}
+		}
+		if got != want {
+			t.Errorf("%s reaches the inside as %q", sent, got)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // Backend is what the gateway needs of the server. Its errors are
@@ -20,6 +23,10 @@ type Backend interface {
 	// AllowKey is nil if an API key may reach into a sandbox. sandbox.ErrNotFound
 	// where the key may not even know of it.
 	AllowKey(ctx context.Context, secret, id string) error
+	// KeyLives is nil if the API key with that id could still make a token;
+	// sandbox.ErrUnauthenticated where it was revoked, has expired or went with
+	// its tenant. It is asked for every request with a token.
+	KeyLives(ctx context.Context, key string) error
 	// Hold keeps a sandbox active until release, and wakes it; without wake it is
 	// sandbox.ErrAsleep instead.
 	Hold(ctx context.Context, id string, wake bool) (release func(), err error)
@@ -166,11 +173,22 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit) {
 // admit says whether a request may go in. until is set where a token in the
 // query opened it: the life of the cookie to set.
 func (g *Gateway) admit(ctx context.Context, c credentials, t Target) (until time.Time, denied *page) {
-	expired := false
-	try := func(token string) (time.Time, bool) {
-		at, s := g.cfg.Tokens.check(token, t)
-		expired = expired || s == tokenExpired
-		return at, s == tokenGood
+	expired, orphaned := false, false
+	var failed error
+	try := func(s string) (time.Time, bool) {
+		tok, state := g.cfg.Tokens.check(s, t)
+		expired = expired || state == tokenExpired
+		if state != tokenGood {
+			return tok.until, false
+		}
+		err := g.cfg.Backend.KeyLives(ctx, tok.key)
+		switch {
+		case errors.Is(err, sandbox.ErrUnauthenticated):
+			orphaned = true
+		case err != nil:
+			failed = err
+		}
+		return tok.until, err == nil
 	}
 	if at, ok := try(c.query); ok {
 		return at, nil
@@ -199,6 +217,11 @@ func (g *Gateway) admit(ctx context.Context, c credentials, t Target) (until tim
 	switch {
 	case public:
 		return until, nil
+	case failed != nil:
+		p := failure(t, failed)
+		return until, &p
+	case orphaned:
+		return until, &pageOrphaned
 	case expired:
 		return until, &pageExpired
 	case c.none():

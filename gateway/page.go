@@ -38,6 +38,9 @@ var (
 	pageExpired = page{Status: http.StatusUnauthorized, Code: "unauthenticated", Title: "The token has expired",
 		Message: "The token was right and has expired.",
 		Hint:    "'cove url ID PORT' makes a new one."}
+	pageOrphaned = page{Status: http.StatusUnauthorized, Code: "unauthenticated", Title: "The token is void",
+		Message: "The token was right; the API key it was made with was revoked or has expired.",
+		Hint:    "'cove url ID PORT' makes a new one, with another key."}
 	pageBusy = page{Status: http.StatusServiceUnavailable, Code: "no_capacity", Title: "Too many requests at once",
 		Message: "This sandbox has as many requests under way as one may have.", retry: time.Second}
 )

@@ -10,8 +10,9 @@ import (
 )
 
 // Tokens makes and checks what opens a private port for a while. A token names
-// its sandbox and port and says until when; the MAC over them is all there is to
-// it, so nothing is stored and a restart forgets none.
+// its sandbox and port and the API key it was made with, and says until when; the
+// MAC over them is all there is to it, so nothing is stored and a restart forgets
+// none. Whether that key is still good is the backend's word.
 type Tokens struct {
 	key []byte
 	now func() time.Time
@@ -36,18 +37,25 @@ func NewTokens(key []byte, now func() time.Time) *Tokens {
 	return &Tokens{key: key, now: now}
 }
 
-// Mint makes a token for one port of a sandbox.
-func (t *Tokens) Mint(id string, port int, until time.Time) string {
-	p := payload(id, port, until.Unix())
+// Mint makes a token for one port of a sandbox, for the API key with that id.
+func (t *Tokens) Mint(to Target, key string, until time.Time) string {
+	p := payload(to, key, until.Unix())
 	return tokenPrefix + base64.RawURLEncoding.EncodeToString(append(p, t.mac(p)...))
 }
 
-// payload is: version, expiry, port, id.
-func payload(id string, port int, until int64) []byte {
-	p := []byte{1}
+// tokenVersion 1 named no key. Such a token outlived the key it was made with, so
+// it opens nothing any more; none was good for longer than a day.
+const tokenVersion = 2
+
+// payload is: version, expiry, port, length of the sandbox's id, that id, the
+// key's.
+func payload(to Target, key string, until int64) []byte {
+	p := []byte{tokenVersion}
 	p = binary.BigEndian.AppendUint64(p, uint64(until))
-	p = binary.BigEndian.AppendUint16(p, uint16(port))
-	return append(p, id...)
+	p = binary.BigEndian.AppendUint16(p, uint16(to.Port))
+	p = append(p, byte(len(to.Sandbox)))
+	p = append(p, to.Sandbox...)
+	return append(p, key...)
 }
 
 func (t *Tokens) mac(p []byte) []byte {
@@ -66,25 +74,33 @@ const (
 	tokenGood
 )
 
-func (t *Tokens) check(token string, to Target) (until time.Time, s tokenState) {
-	body, ok := strings.CutPrefix(token, tokenPrefix)
+// token is what one says, once its MAC was right.
+type token struct {
+	key   string // id of the API key
+	until time.Time
+}
+
+func (t *Tokens) check(s string, to Target) (tok token, state tokenState) {
+	const head = 12
+	body, ok := strings.CutPrefix(s, tokenPrefix)
 	if !ok || len(body) > 256 {
-		return until, tokenWrong
+		return tok, tokenWrong
 	}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(body)
-	if err != nil || len(b) < 11+macSize || b[0] != 1 {
-		return until, tokenWrong
+	if err != nil || len(b) < head+macSize || b[0] != tokenVersion {
+		return tok, tokenWrong
 	}
 	p, mac := b[:len(b)-macSize], b[len(b)-macSize:]
 	if !hmac.Equal(mac, t.mac(p)) {
-		return until, tokenWrong
+		return tok, tokenWrong
 	}
-	if string(p[11:]) != to.Sandbox || int(binary.BigEndian.Uint16(p[9:])) != to.Port {
-		return until, tokenWrong
+	id, ok := strings.CutPrefix(string(p[head:]), to.Sandbox)
+	if !ok || int(p[head-1]) != len(to.Sandbox) || int(binary.BigEndian.Uint16(p[9:])) != to.Port {
+		return tok, tokenWrong
 	}
-	until = time.Unix(int64(binary.BigEndian.Uint64(p[1:])), 0)
-	if !t.now().Before(until) {
-		return until, tokenExpired
+	tok = token{key: id, until: time.Unix(int64(binary.BigEndian.Uint64(p[1:])), 0)}
+	if !t.now().Before(tok.until) {
+		return tok, tokenExpired
 	}
-	return until, tokenGood
+	return tok, tokenGood
 }

@@ -37,6 +37,19 @@ type backend struct {
 	wakes  int
 	held   int
 	dials  int
+	gone   map[string]error // keys that make no tokens any more
+}
+
+// keyID is of the API key that tokens are made with.
+const keyID = "keykeykeykeykey0"
+
+func (b *backend) KeyLives(_ context.Context, key string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.gone[key]; err != nil || key == keyID {
+		return err
+	}
+	return &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "no such key"}
 }
 
 func (b *backend) Public(_ context.Context, id string, port int) (bool, error) {
@@ -129,7 +142,11 @@ func newWorldOn(t *testing.T, inside http.Handler, cfg gateway.Config) *world {
 	return w
 }
 
-func (w *world) token() string { return w.tokens.Mint(box, w.port, time.Now().Add(time.Hour)) }
+func (w *world) token() string { return w.mint(box, w.port, time.Now().Add(time.Hour)) }
+
+func (w *world) mint(id string, port int, until time.Time) string {
+	return w.tokens.Mint(gateway.Target{Sandbox: id, Port: port}, keyID, until)
+}
 
 func (w *world) host() string { return strconv.Itoa(w.port) + "-" + box + ".cove.test" }
 

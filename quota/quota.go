@@ -42,9 +42,19 @@ func (u Usage) Minus(r sandbox.Resources) Usage {
 // which nobody can know.
 const comeBack = 5 * time.Second
 
-// Create says whether a tenant may make one more sandbox. The bucket is what
-// the last call returned, the zero one at first; a refusal takes nothing from it.
-func Create(q sandbox.Quota, used Usage, b Bucket, ask sandbox.Resources, now time.Time) (Bucket, error) {
+// Create says whether a tenant may make n more sandboxes alike, of which least
+// must fit into its bounds. The bucket is what the last call returned, the zero
+// one at first; a refusal takes nothing from it.
+func Create(q sandbox.Quota, used Usage, b Bucket, ask sandbox.Resources, least, n int, now time.Time) (Bucket, error) {
+	if err := Room(q, used, ask, least); err != nil {
+		return b, err
+	}
+	return b.take(q.CreatesPerSecond, n, now)
+}
+
+// Room says whether n more sandboxes alike fit into a tenant's bounds, at
+// whatever rate they come.
+func Room(q sandbox.Quota, used Usage, ask sandbox.Resources, n int) error {
 	for _, c := range []struct {
 		what             string
 		have, ask, limit int64
@@ -55,11 +65,19 @@ func Create(q sandbox.Quota, used Usage, b Bucket, ask sandbox.Resources, now ti
 		{"memory", used.Memory, ask.Memory, q.Memory, sandbox.FormatSize},
 		{"disk", used.Disk, ask.Disk, q.Disk, sandbox.FormatSize},
 	} {
-		if err := within(c.what, c.have, c.ask, c.limit, c.show); err != nil {
-			return b, err
+		if err := within(c.what, c.have, times(c.ask, n), c.limit, c.show); err != nil {
+			return err
 		}
 	}
-	return b.take(q.CreatesPerSecond, now)
+	return nil
+}
+
+// times does not overflow.
+func times(a int64, n int) int64 {
+	if n > 0 && a > math.MaxInt64/int64(n) {
+		return math.MaxInt64
+	}
+	return a * int64(n)
 }
 
 // Volume says whether a tenant may have more bytes of volumes.
@@ -95,28 +113,44 @@ func plain(n int64) string { return fmt.Sprint(n) }
 func cores(n int64) string { return fmt.Sprintf("%g cores", float64(n)/1000) }
 
 // Bucket is a token bucket: the zero one is full. It holds the creates of one
-// second, and one at least.
+// second, and one at least. A call for more than it holds is let through when it
+// is full and leaves it below empty, so that such calls come through at all and
+// whatever follows waits for them: over time the rate holds.
 type Bucket struct {
-	missing float64 // of a full one
+	missing float64 // of a full one; more than its size when below empty
+	rate    float64 // it was last filled at
 	at      time.Time
 }
 
-func (b Bucket) take(rate float64, now time.Time) (Bucket, error) {
+// take takes n at once or nothing. Whoever asks for the same again after
+// RetryAfter gets it, if nobody else came in between.
+func (b Bucket) take(rate float64, n int, now time.Time) (Bucket, error) {
 	if rate <= 0 {
 		return Bucket{at: now}, nil
 	}
 	size := math.Max(1, rate)
 	missing := b.missing
+	if b.rate > 0 { // a new rate is no reason to wait longer, or less, than under the old
+		missing *= rate / b.rate
+	}
 	if now.After(b.at) { // a clock that went back gives nothing, and goes on from there
 		missing -= now.Sub(b.at).Seconds() * rate
 	}
-	missing = math.Min(math.Max(missing, 0), size)
+	missing = math.Max(missing, 0)
 	// The tolerance is for times that were rounded to nanoseconds on the way.
-	if missing > size-1+1e-6 {
-		wait := time.Duration((missing - (size - 1)) / rate * float64(time.Second))
-		return Bucket{missing, now}, &sandbox.Error{Class: sandbox.QuotaExceeded, RetryAfter: max(wait, time.Millisecond),
+	if over := missing - (size - math.Min(float64(n), size)); over > 1e-6 {
+		return Bucket{missing, rate, now}, &sandbox.Error{Class: sandbox.QuotaExceeded, RetryAfter: waitFor(over / rate),
 			Msg:  fmt.Sprintf("more than the tenant's %g creates per second", rate),
 			Hint: "ask again after the time given, or ask an installation's admin for more"}
 	}
-	return Bucket{missing + 1, now}, nil
+	return Bucket{missing + float64(n), rate, now}, nil
+}
+
+// waitFor rounds seconds up to what callers are told: milliseconds, and no more
+// than a duration holds.
+func waitFor(seconds float64) time.Duration {
+	if seconds >= time.Duration(math.MaxInt64).Seconds()/2 {
+		return math.MaxInt64 / 2
+	}
+	return time.Duration(math.Ceil(seconds*1000)) * time.Millisecond
 }

@@ -33,7 +33,7 @@ func TestCreate(t *testing.T) {
 		"nothing of what is short": {sandbox.Quota{Disk: 1000}, Usage{Disk: 2000}, sandbox.Resources{MilliCPU: 1}, true, false},
 		"no overflow":              {sandbox.Quota{Memory: 100}, Usage{}, sandbox.Resources{Memory: 1<<63 - 1}, false, true},
 	} {
-		_, err := Create(c.q, c.used, Bucket{}, c.ask, t0)
+		_, err := Create(c.q, c.used, Bucket{}, c.ask, 1, 1, t0)
 		if (err == nil) != c.fits {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -55,37 +55,111 @@ func TestSnapshotAndVolume(t *testing.T) {
 	}
 }
 
-// Over any time, no more creates pass than the rate and one bucket; and whoever
-// comes back when told to gets through.
+// Of many alike, as many as must be there are asked for at once, before any is
+// made.
+func TestCreateMany(t *testing.T) {
+	one := sandbox.Resources{MilliCPU: 1000, Memory: 512, Disk: 100}
+	for name, c := range map[string]struct {
+		q        sandbox.Quota
+		used     Usage
+		least, n int
+		fits     bool
+		never    bool
+	}{
+		"all fit":                      {sandbox.Quota{Sandboxes: 5}, Usage{Sandboxes: 1}, 4, 4, true, false},
+		"one too many":                 {sandbox.Quota{Sandboxes: 5}, Usage{Sandboxes: 2}, 4, 4, false, false},
+		"enough fit":                   {sandbox.Quota{Sandboxes: 5}, Usage{Sandboxes: 2}, 3, 4, true, false},
+		"memory of all":                {sandbox.Quota{Memory: 2048}, Usage{}, 4, 4, true, false},
+		"memory of all but one":        {sandbox.Quota{Memory: 2048}, Usage{Memory: 1}, 4, 4, false, false},
+		"more than there ever is":      {sandbox.Quota{Memory: 2047}, Usage{}, 4, 4, false, true},
+		"more at once than per second": {sandbox.Quota{CreatesPerSecond: 2}, Usage{}, 4, 4, true, false},
+	} {
+		_, err := Create(c.q, c.used, Bucket{}, one, c.least, c.n, t0)
+		if (err == nil) != c.fits {
+			t.Errorf("%s: %v", name, err)
+		}
+		if e, ok := err.(*sandbox.Error); ok && (e.RetryAfter == 0) != c.never {
+			t.Errorf("%s: come back after %s", name, e.RetryAfter)
+		}
+	}
+	if err := Room(sandbox.Quota{Memory: 100}, Usage{}, sandbox.Resources{Memory: 1<<63 - 1}, 256); err == nil {
+		t.Error("256 times too much is nothing")
+	}
+}
+
+func TestBucketTakesWhole(t *testing.T) {
+	type ask struct {
+		at   time.Duration
+		rate float64
+		n    int
+		wait time.Duration // 0: it passes
+	}
+	for name, asks := range map[string][]ask{
+		"a fork of four at two per second":   {{0, 2, 4, 0}, {0, 2, 1, 1500 * time.Millisecond}, {1500 * time.Millisecond, 2, 1, 0}},
+		"the next one waits for all of them": {{0, 2, 4, 0}, {time.Second, 2, 4, time.Second}, {2 * time.Second, 2, 4, 0}},
+		"a refusal takes nothing":            {{0, 2, 1, 0}, {0, 2, 4, 500 * time.Millisecond}, {0, 2, 1, 0}},
+		"as many as it holds":                {{0, 10, 10, 0}, {0, 10, 1, 100 * time.Millisecond}},
+		"less than one per second":           {{0, 0.5, 3, 0}, {0, 0.5, 1, 6 * time.Second}, {6 * time.Second, 0.5, 1, 0}},
+		"no bound":                           {{0, 0, 256, 0}, {0, 0, 256, 0}},
+		"the rate is lowered":                {{0, 1000, 1000, 0}, {0, 1, 1, time.Second}},
+		"the rate is raised":                 {{0, 1, 1, 0}, {0, 1000, 1000, time.Second}},
+		"times are whole milliseconds":       {{0, 3, 3, 0}, {0, 3, 1, 334 * time.Millisecond}},
+	} {
+		var b Bucket
+		for i, a := range asks {
+			next, err := Create(sandbox.Quota{CreatesPerSecond: a.rate}, Usage{}, b, sandbox.Resources{}, 1, a.n, t0.Add(a.at))
+			var wait time.Duration
+			if e, ok := err.(*sandbox.Error); ok {
+				wait = e.RetryAfter
+			}
+			if b = next; wait != a.wait {
+				t.Errorf("%s: ask %d waits %s, want %s", name, i, wait, a.wait)
+			}
+		}
+	}
+	if e, ok := func() (e *sandbox.Error, ok bool) {
+		_, err := Bucket{missing: 256, rate: 1e-300, at: t0}.take(1e-300, 1, t0)
+		e, ok = err.(*sandbox.Error)
+		return
+	}(); !ok || e.RetryAfter <= 0 {
+		t.Error("a wait of ages is none")
+	}
+}
+
+// Over any time, no more pass than the rate, one bucket, and what one call may go
+// below it; and whoever comes back when told to gets through.
 func TestBucketHoldsItsRate(t *testing.T) {
-	for seed := range uint64(200) {
+	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		rate := []float64{0.1, 0.5, 1, 3, 10, 1000}[r.IntN(6)]
+		widest := []int{1, 4, 256}[r.IntN(3)]
 		q := sandbox.Quota{CreatesPerSecond: rate}
 		var b Bucket
 		now, passed, forward := t0, 0, time.Duration(0)
 		for range 500 {
-			next, err := Create(q, Usage{}, b, sandbox.Resources{}, now)
+			n := 1 + r.IntN(widest)
+			next, err := Create(q, Usage{}, b, sandbox.Resources{}, 1, n, now)
 			if err == nil {
-				passed++
+				passed += n
 			} else {
 				e := err.(*sandbox.Error)
 				if e.RetryAfter <= 0 {
 					t.Fatalf("seed %d: refused for no time", seed)
 				}
-				if _, err := Create(q, Usage{}, next, sandbox.Resources{}, now.Add(e.RetryAfter+time.Microsecond)); err != nil {
-					t.Fatalf("seed %d: came back after %s and was refused: %v", seed, e.RetryAfter, err)
+				if _, err := Create(q, Usage{}, next, sandbox.Resources{}, 1, n, now.Add(e.RetryAfter)); err != nil {
+					t.Fatalf("seed %d: %d came back after %s and were refused: %v", seed, n, e.RetryAfter, err)
 				}
 			}
 			b = next
-			if limit := rate*forward.Seconds() + max(1, rate) + 1e-3; float64(passed) > limit {
+			size := max(1, rate)
+			if limit := rate*forward.Seconds() + size + max(0, float64(widest)-size) + 1e-3; float64(passed) > limit {
 				t.Fatalf("seed %d: %d creates in %s at %g per second", seed, passed, forward, rate)
 			}
 			switch r.IntN(10) {
 			case 0:
 				now = now.Add(-time.Duration(r.Int64N(int64(time.Second)))) // a clock set back
 			default:
-				step := time.Duration(r.ExpFloat64() / rate * float64(time.Second))
+				step := time.Duration(r.ExpFloat64() / rate * float64(widest) * float64(time.Second))
 				now, forward = now.Add(step), forward+step
 			}
 		}
@@ -97,7 +171,7 @@ func TestBucketLetsItsRateThrough(t *testing.T) {
 	var b Bucket
 	var err error
 	for i := range 10_000 {
-		if b, err = Create(sandbox.Quota{CreatesPerSecond: 7}, Usage{}, b, sandbox.Resources{}, t0.Add(time.Duration(i)*time.Second/7)); err != nil {
+		if b, err = Create(sandbox.Quota{CreatesPerSecond: 7}, Usage{}, b, sandbox.Resources{}, 1, 1, t0.Add(time.Duration(i)*time.Second/7)); err != nil {
 			t.Fatal(i, err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
+	"github.com/cove-sandbox/cove/wire"
 )
 
 // auditor writes down who did what. Entries are in the store, beside what they
@@ -34,8 +36,9 @@ type auditor struct {
 
 	mu      sync.Mutex
 	pending []sandbox.AuditEntry
-	changed chan struct{} // closed and replaced when entries were written
-	nudge   chan struct{} // buffered
+	once    map[string]struct{} // what was noted of oncePerProcess
+	changed chan struct{}       // closed and replaced when entries were written
+	nudge   chan struct{}       // buffered
 
 	writing sync.Mutex // one writer at a time, so that entries keep their order
 }
@@ -44,10 +47,23 @@ const (
 	auditDelay = 200 * time.Millisecond
 	auditBatch = 512    // entries of one transaction
 	auditMost  = 16_384 // that wait in memory before calls do
+	auditOnce  = 4096   // processes whose input is remembered as noted
+)
+
+// The log only grows, so nothing that code inside can have a client do is an
+// entry each time. Reading is none; of the rest there are these:
+var (
+	// answering is what a client does because code inside asked. That it serves
+	// at all was its decision, and is noted with its beginning and its end.
+	answering = map[string]bool{"callback.answer": true}
+	// oncePerProcess is noted when a key first does it to a process. A terminal
+	// answers by itself when it is asked where its cursor is, and takes the size
+	// it is told.
+	oncePerProcess = map[string]bool{"process.send_input": true, "process.resize": true}
 )
 
 func (a *auditor) init(st store.Audit, clock func() time.Time, log *slog.Logger) {
-	a.store, a.clock, a.log = st, clock, log
+	a.store, a.clock, a.log, a.once = st, clock, log, map[string]struct{}{}
 	a.changed, a.nudge = make(chan struct{}), make(chan struct{}, 1)
 }
 
@@ -57,9 +73,14 @@ func (a *auditor) note(ctx context.Context, op string, things []string, err erro
 	c := callerOf(ctx)
 	e := sandbox.AuditEntry{At: a.clock().UTC(), Tenant: c.key.Tenant, Key: c.key.ID, KeyName: c.key.Name, Remote: c.remote, Op: op, Things: things, Outcome: "ok"}
 	if err != nil {
-		e.Outcome = string(sandbox.ClassOf(outcome(ctx, op, err)))
+		told, _ := wire.ErrorDetail(outcome(ctx, op, err)) // a caller that left is no defect
+		e.Outcome = told.GetCode()
 	}
 	a.mu.Lock()
+	if oncePerProcess[op] && !a.firstLocked(e) {
+		a.mu.Unlock()
+		return
+	}
 	a.pending = append(a.pending, e)
 	full := len(a.pending) >= auditMost
 	a.mu.Unlock()
@@ -71,6 +92,20 @@ func (a *auditor) note(ctx context.Context, op string, things []string, err erro
 	case a.nudge <- struct{}{}:
 	default:
 	}
+}
+
+// firstLocked says whether an entry says anything new.
+func (a *auditor) firstLocked(e sandbox.AuditEntry) bool {
+	things := slices.Sorted(slices.Values(e.Things)) // a message's fields come in any order
+	what := strings.Join(append(things, e.Op, e.Key, e.Outcome), " ")
+	if _, seen := a.once[what]; seen {
+		return false
+	}
+	if len(a.once) >= auditOnce {
+		clear(a.once) // some are noted again
+	}
+	a.once[what] = struct{}{}
+	return true
 }
 
 // run writes entries until ctx ends.
@@ -263,10 +298,11 @@ func thingsOfRoute(op string, r *http.Request) (things []string) {
 	return things
 }
 
-// seenConn keeps what the first message of a stream names, and says when the
-// first answer is sent.
+// seenConn keeps what the first message of a stream names, says when the first
+// answer is sent, and lets no message through that check refuses.
 type seenConn struct {
 	connect.StreamingHandlerConn
+	check  func(m any) error
 	begun  func() // may be nil
 	things []string
 	seen   bool
@@ -286,6 +322,9 @@ func (c *seenConn) Receive(m any) error {
 	err := c.StreamingHandlerConn.Receive(m)
 	if err == nil && !c.seen {
 		c.seen, c.things = true, thingsOf(m)
+	}
+	if err == nil {
+		err = c.check(m)
 	}
 	return err
 }

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,7 +46,8 @@ type keyring struct {
 
 	mu    sync.RWMutex
 	known map[[sha256.Size]byte]*keyUse
-	gen   uint64 // counts revocations: a look-up that began before one is not remembered
+	byID  map[string]store.Key // what was asked for by id; without an id of its own: it is gone
+	gen   uint64               // counts revocations: a look-up that began before one is not remembered
 }
 
 type keyUse struct {
@@ -55,7 +58,7 @@ type keyUse struct {
 }
 
 func (k *keyring) init(st store.Keys) {
-	k.store, k.known = st, map[[sha256.Size]byte]*keyUse{}
+	k.store, k.known, k.byID = st, map[[sha256.Size]byte]*keyUse{}, map[string]store.Key{}
 }
 
 // find returns the key of a secret; sandbox.ErrNotFound if there is none.
@@ -91,11 +94,40 @@ func (k *keyring) find(ctx context.Context, secret string) (*keyUse, error) {
 	return use, nil
 }
 
+// ofID returns the key with an id that somebody has vouched for, a token or a
+// certificate of ours; sandbox.ErrNotFound if it is gone. That is remembered too:
+// ids are not used twice, and the gateway asks for every request.
+func (k *keyring) ofID(ctx context.Context, id string) (store.Key, error) {
+	k.mu.RLock()
+	key, known := k.byID[id]
+	gen := k.gen
+	k.mu.RUnlock()
+	if !known {
+		keys, err := k.store.ListKeys(asServer(ctx))
+		if err != nil {
+			return store.Key{}, err
+		}
+		if i := slices.IndexFunc(keys, func(key store.Key) bool { return key.ID == id }); i >= 0 {
+			key = keys[i]
+		}
+		k.mu.Lock()
+		if k.gen == gen {
+			k.byID[id] = key
+		}
+		k.mu.Unlock()
+	}
+	if key.ID == "" {
+		return key, sandbox.ErrNotFound
+	}
+	return key, nil
+}
+
 // forget makes the next call with the key's secret ask the store.
 func (k *keyring) forget(id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.gen++
+	delete(k.byID, id)
 	for h, use := range k.known {
 		if use.key.ID == id {
 			delete(k.known, h)
@@ -145,6 +177,7 @@ func (k *keyring) forgetTenant(id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.gen++
+	maps.DeleteFunc(k.byID, func(_ string, key store.Key) bool { return key.Tenant == id })
 	for h, use := range k.known {
 		if use.key.Tenant == id {
 			delete(k.known, h)

@@ -43,10 +43,13 @@ func asServer(ctx context.Context) context.Context { return store.Installation(c
 
 // remoteOf is the address a request came from. Headers of proxies are not
 // believed: anybody can write them.
-func remoteOf(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
+func remoteOf(r *http.Request) string { return hostOf(r.RemoteAddr) }
+
+// hostOf is a remote address without its port, which says nothing of who it was.
+func hostOf(addr string) string {
+	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
-		return r.RemoteAddr
+		return addr
 	}
 	return host
 }

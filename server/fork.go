@@ -51,6 +51,14 @@ func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.Fork
 	if err := b.spec.Validate(s.cfg.Limits); err != nil {
 		return nil, err
 	}
+	enough := m.MinReady
+	if enough == 0 {
+		enough = m.Count
+	}
+	if err := s.admitAll(work, b.spec.Resources, int(enough), int(m.Count)); err != nil {
+		return nil, err
+	}
+	b.begun = true
 	children, errs := s.bearAll(work, b, int(m.Count))
 
 	out := &covev1.ForkResponse{Paused: durationpb.New(paused)}
@@ -67,10 +75,6 @@ func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.Fork
 		}
 		detail, msg := wire.ErrorDetail(errs[i])
 		out.Results = append(out.Results, &covev1.ForkResult{Error: detail, Message: msg})
-	}
-	enough := m.MinReady
-	if enough == 0 {
-		enough = m.Count
 	}
 	if ready < enough {
 		s.takeBackAll(children, errs)

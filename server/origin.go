@@ -233,6 +233,7 @@ type birth struct {
 	img     sandbox.Image
 	from    *sandbox.Snapshot
 	lineage sandbox.Lineage
+	begun   bool // admitted with others alike: see admitAll
 }
 
 // bear makes a sandbox within its tenant's quota. Where the node is full it waits
@@ -244,7 +245,7 @@ func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sb 
 		}
 	}
 	tenant := store.ScopeOf(ctx).Tenant()
-	back, q, err := s.admit(ctx, tenant, b.spec.Resources)
+	back, q, err := s.admit(ctx, tenant, b.spec.Resources, b.begun)
 	if err != nil {
 		return sb, 0, err
 	}

@@ -25,8 +25,9 @@ import (
 type PortGate interface {
 	// URL of a port: absolute, or a path below the API's own address.
 	URL(id string, port int) string
-	// Token opens a private port until then.
-	Token(id string, port int, until time.Time) string
+	// Token opens a private port until then, as long as the API key with the id
+	// key is good: see Reach.KeyLives.
+	Token(id string, port int, key string, until time.Time) string
 }
 
 // SSHSigner makes the certificates that the SSH server takes.
@@ -86,9 +87,13 @@ func (s portService) Url(ctx context.Context, r *connect.Request[covev1.PortUrlR
 		return nil, &sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no gateway"}
 	}
 	port := int(m.Port)
+	key := callerOf(ctx).key
 	until := s.cfg.Clock().Add(ttl).Truncate(time.Second)
+	if end := key.ExpiresAt; !end.IsZero() && end.Before(until) {
+		until = end.Truncate(time.Second)
+	}
 	return connect.NewResponse(&covev1.PortUrlResponse{
-		Url: s.cfg.Ports.URL(sb.ID, port), Token: s.cfg.Ports.Token(sb.ID, port, until),
+		Url: s.cfg.Ports.URL(sb.ID, port), Token: s.cfg.Ports.Token(sb.ID, port, key.ID, until),
 		ExpiresAt: wire.Time(until), Public: slices.Contains(sb.PublicPorts, port),
 	}), nil
 }

@@ -6,6 +6,8 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,8 +21,8 @@ import (
 type testGate struct{}
 
 func (testGate) URL(id string, port int) string { return fmt.Sprintf("/p/%s/%d/", id, port) }
-func (testGate) Token(id string, port int, until time.Time) string {
-	return fmt.Sprintf("covep_%s-%d", id, port)
+func (testGate) Token(id string, port int, key string, until time.Time) string {
+	return fmt.Sprintf("covep_%s-%d of %s", id, port, key)
 }
 
 func TestPortURLAndPublic(t *testing.T) {
@@ -35,7 +37,7 @@ func TestPortURLAndPublic(t *testing.T) {
 		}
 		return r.Msg
 	}
-	if u := url(); u.Public || w.client.PortURL(u) != w.url+"/p/"+sb.Id+"/80/?cove_token=covep_"+sb.Id+"-80" {
+	if u := url(); u.Public || !strings.HasPrefix(w.client.PortURL(u), w.url+"/p/"+sb.Id+"/80/?cove_token=covep_"+sb.Id+"-80+of+") {
 		t.Errorf("%v", u)
 	}
 	for _, step := range []struct {
@@ -83,6 +85,81 @@ func TestPortURLAndPublic(t *testing.T) {
 	}
 }
 
+// What was given out with a key ends with it, and a look at the key asks the
+// store once.
+func TestWhatAKeyGaveOutEndsWithIt(t *testing.T) {
+	now := time.Now()
+	var mu sync.Mutex
+	s := newShared(t, func(c *Config) {
+		c.Ports, c.Clock = testGate{}, func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
+	})
+	ctx, reach := t.Context(), s.server.Reach()
+	made := func(m *covev1.CreateKeyRequest) (id string) {
+		t.Helper()
+		c := s.dial(s.key(s.red, m))
+		r, err := c.Ports.Url(ctx, connect.NewRequest(&covev1.PortUrlRequest{SandboxId: s.box, Port: 80, Ttl: durationpb.New(24 * time.Hour)}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, id, _ = strings.Cut(r.Msg.Token, " of ")
+		if end := r.Msg.ExpiresAt.AsTime(); m.Expires != nil && end.After(now.Add(m.Expires.AsDuration())) {
+			t.Errorf("a token until %s of a key that ends before", end)
+		}
+		if err := errors.Join(reach.KeyLives(ctx, id), reach.Login(ctx, s.box, id, "192.0.2.1")); err != nil || id != s.keyID {
+			t.Errorf("key %q of %q: %v", id, s.keyID, err)
+		}
+		return id
+	}
+	over := func(id string) {
+		t.Helper()
+		for range 2 { // what was remembered is no other
+			wantError(t, reach.KeyLives(ctx, id), sandbox.ErrUnauthenticated)
+			wantError(t, reach.Login(ctx, s.box, id, "192.0.2.1"), sandbox.ErrUnauthenticated)
+		}
+	}
+	revoked := made(&covev1.CreateKeyRequest{Name: "revoked"})
+	before := s.store.lists.Load()
+	for range 100 {
+		if err := reach.KeyLives(ctx, revoked); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := s.store.lists.Load() - before; n != 0 {
+		t.Errorf("the store was asked %d times for a key that is known", n)
+	}
+	if _, err := s.red.Keys.Revoke(ctx, connect.NewRequest(&covev1.RevokeKeyRequest{Id: revoked})); err != nil {
+		t.Fatal(err)
+	}
+	over(revoked)
+	if n := s.store.lists.Load() - before; n != 1 {
+		t.Errorf("the store was asked %d times for a key that is gone", n)
+	}
+
+	rotated := made(&covev1.CreateKeyRequest{Name: "rotated"})
+	if _, err := s.red.Keys.Rotate(ctx, connect.NewRequest(&covev1.RotateKeyRequest{Id: rotated, Grace: durationpb.New(0)})); err != nil {
+		t.Fatal(err)
+	}
+	if err := reach.KeyLives(ctx, rotated); err != nil {
+		t.Error("a rotation is no end:", err)
+	}
+
+	short := made(&covev1.CreateKeyRequest{Name: "short", Expires: durationpb.New(time.Hour)})
+	mu.Lock()
+	now = now.Add(time.Hour)
+	mu.Unlock()
+	over(short)
+
+	s.tenant("gone")
+	gone := s.keyID
+	if err := reach.KeyLives(ctx, gone); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.client.Tenants.Delete(ctx, connect.NewRequest(&covev1.DeleteTenantRequest{Name: "gone"})); err != nil {
+		t.Fatal(err)
+	}
+	over(gone)
+}
+
 func TestConnectPort(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create(nil)
@@ -103,6 +180,9 @@ func TestConnectPort(t *testing.T) {
 		_, _ = c.Write(append([]byte("got "), b...))
 	}()
 	port := ln.Addr().(*net.TCPAddr).Port
+	if err := w.client.CheckPort(t.Context(), sb.Id, port); err != nil { // the one that is accepted below is another
+		t.Error(err)
+	}
 	s, err := w.client.ConnectPort(t.Context(), sb.Id, port)
 	if err != nil {
 		t.Fatal(err)
@@ -124,6 +204,19 @@ func TestConnectPort(t *testing.T) {
 	}
 	if _, err := w.client.ConnectPort(t.Context(), "nosuch", port); !errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrPortClosed) {
 		t.Errorf("no sandbox: %v", err)
+	}
+	if err := w.client.CheckPort(t.Context(), sb.Id, port); err != nil {
+		t.Errorf("nothing listens yet: %v", err)
+	}
+	if err := w.client.CheckPort(t.Context(), "nosuch", port); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("no sandbox: %v", err)
+	}
+	k, err := w.client.Keys.Create(t.Context(), connect.NewRequest(&covev1.CreateKeyRequest{Name: "reader", Role: "readonly"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := (&shared{world: w}).dial(k.Msg.Secret).CheckPort(t.Context(), sb.Id, port); !errors.Is(err, sandbox.ErrDenied) {
+		t.Errorf("a readonly key: %v", err)
 	}
 	if _, err := w.client.ConnectPort(t.Context(), sb.Id, 0); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("port 0: %v", err)

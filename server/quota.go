@@ -87,18 +87,39 @@ func (l *ledger) load(live []sandbox.Sandbox) {
 	}
 }
 
-// reserve takes room for one sandbox under a quota. It is a sandbox's with bind
-// or given back with the returned function.
-func (l *ledger) reserve(tenant string, q sandbox.Quota, volumes int64, res sandbox.Resources, now time.Time) (back func(), err error) {
+// begin takes n creates alike from a tenant's rate, if least of them fit into
+// its quota.
+func (l *ledger) begin(tenant string, q sandbox.Quota, volumes int64, res sandbox.Resources, least, n int, now time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.beginLocked(tenant, q, volumes, res, least, n, now)
+}
+
+func (l *ledger) beginLocked(tenant string, q sandbox.Quota, volumes int64, res sandbox.Resources, least, n int, now time.Time) error {
 	used := l.used[tenant]
 	used.Disk += volumes
-	bucket, err := quota.Create(q, used, l.buckets[tenant], res, now)
+	bucket, err := quota.Create(q, used, l.buckets[tenant], res, least, n, now)
+	l.buckets[tenant] = bucket
+	return err
+}
+
+// reserve takes room for one sandbox under a quota; begun says that its create is
+// taken from the rate already. It is a sandbox's with bind or given back with the
+// returned function.
+func (l *ledger) reserve(tenant string, q sandbox.Quota, volumes int64, res sandbox.Resources, begun bool, now time.Time) (back func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if begun {
+		used := l.used[tenant]
+		used.Disk += volumes
+		err = quota.Room(q, used, res, 1)
+	} else {
+		err = l.beginLocked(tenant, q, volumes, res, 1, 1, now)
+	}
 	if err != nil {
 		return nil, err
 	}
-	l.used[tenant], l.buckets[tenant] = l.used[tenant].Plus(res), bucket
+	l.used[tenant] = l.used[tenant].Plus(res)
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -171,18 +192,33 @@ func (s *Server) volumeBytes(ctx context.Context) (n int64, err error) {
 }
 
 // admit reserves a sandbox's room in its tenant's quota.
-func (s *Server) admit(ctx context.Context, tenant string, res sandbox.Resources) (back func(), q sandbox.Quota, err error) {
-	if q, err = s.quotas.of(ctx, tenant); err != nil {
+func (s *Server) admit(ctx context.Context, tenant string, res sandbox.Resources, begun bool) (back func(), q sandbox.Quota, err error) {
+	q, volumes, err := s.bounds(ctx, tenant)
+	if err != nil {
 		return nil, q, err
 	}
-	var volumes int64
-	if q.Disk > 0 {
-		if volumes, err = s.volumeBytes(store.In(ctx, tenant)); err != nil {
-			return nil, q, err
-		}
-	}
-	back, err = s.ledger.reserve(tenant, q, volumes, res, s.cfg.Clock())
+	back, err = s.ledger.reserve(tenant, q, volumes, res, begun, s.cfg.Clock())
 	return back, q, err
+}
+
+// admitAll takes n creates alike from the rate of the caller's tenant before the
+// first of them is made: asked for one by one, a fork wider than the rate would
+// never have all its children. Least of them must fit into the quota.
+func (s *Server) admitAll(ctx context.Context, res sandbox.Resources, least, n int) error {
+	tenant := store.ScopeOf(ctx).Tenant()
+	q, volumes, err := s.bounds(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	return s.ledger.begin(tenant, q, volumes, res, least, n, s.cfg.Clock())
+}
+
+// bounds is a tenant's quota and, where it bounds them, the bytes of its volumes.
+func (s *Server) bounds(ctx context.Context, tenant string) (q sandbox.Quota, volumes int64, err error) {
+	if q, err = s.quotas.of(ctx, tenant); err == nil && q.Disk > 0 {
+		volumes, err = s.volumeBytes(store.In(ctx, tenant))
+	}
+	return q, volumes, err
 }
 
 // admitSnapshot refuses a snapshot of a tenant whose snapshots take all they may.

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/cove-sandbox/cove/sandbox"
-	"github.com/cove-sandbox/cove/store"
 )
 
 // Reach is how the gateway and the SSH server come into sandboxes: they know the
@@ -51,15 +50,21 @@ func (r Reach) AllowKey(ctx context.Context, secret, id string) error {
 
 // Login notes a login by SSH with a certificate that an API key had signed, and
 // refuses it if that key is no longer one that could: a certificate may be good
-// for longer than who asked for it.
+// for longer than who asked for it. remote is the address it came from, with or
+// without a port.
 func (r Reach) Login(ctx context.Context, id, key, remote string) (err error) {
-	k, err := r.keyByID(ctx, key)
+	k, err := r.s.keys.ofID(ctx, key)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		err = &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key that the certificate was signed for was revoked"}
+	}
+	k.ID = key
 	if sb, gerr := r.s.store.GetSandbox(asServer(ctx), id); err != nil && gerr == nil {
 		k.Tenant = sb.Tenant // whose log shall have it
 	}
-	ctx = withCaller(ctx, caller{key: k, remote: remote})
+	ctx = withCaller(ctx, caller{key: k, remote: hostOf(remote)})
 	if err == nil {
-		err = firstError(good(k, k.Hash, r.s.cfg.Clock()), (need{sandbox.DeveloperRole, "ports"}).allows(k, "SSH into a sandbox"))
+		err = firstError(good(k, k.Hash, r.s.cfg.Clock()), (need{sandbox.DeveloperRole, "ports"}).allows(k, "SSH into a sandbox"),
+			allowsAll(k, "SSH into a sandbox", sshParts))
 	}
 	if err == nil {
 		_, err = r.s.store.GetSandbox(ctx, id)
@@ -68,17 +73,18 @@ func (r Reach) Login(ctx context.Context, id, key, remote string) (err error) {
 	return err
 }
 
-func (r Reach) keyByID(ctx context.Context, id string) (store.Key, error) {
-	keys, err := r.s.store.ListKeys(asServer(ctx))
+// KeyLives is nil if the API key that a token was made with could still make it:
+// a token may be good for longer than who asked for it. A rotation is no end: the
+// key is the same. It costs a look into a map.
+func (r Reach) KeyLives(ctx context.Context, key string) error {
+	k, err := r.s.keys.ofID(ctx, key)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key that the token was made with was revoked"}
+	}
 	if err != nil {
-		return store.Key{}, err
+		return err
 	}
-	for _, k := range keys {
-		if k.ID == id {
-			return k, nil
-		}
-	}
-	return store.Key{ID: id}, &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key that the certificate was signed for was revoked"}
+	return good(k, k.Hash, r.s.cfg.Clock())
 }
 
 // Hold keeps a sandbox active until release. It wakes one on standby, or is

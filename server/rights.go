@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
@@ -15,7 +16,7 @@ import (
 )
 
 // need is what a call asks of a key: a role at least, and the scope that covers
-// it. A call that is not classified is refused, so that a new method is closed
+// it. What it asks for besides, by what it names, is in partsOf. A call that is not classified is refused, so that a new method is closed
 // until somebody has thought about it.
 type need struct {
 	role  sandbox.Role
@@ -150,6 +151,12 @@ func classify(svc protoreflect.ServiceDescriptor, m protoreflect.MethodDescripto
 	return ""
 }
 
+// changes says whether a call is more than looking: what a readonly key may do is
+// none, also where the protos cannot promise that repeating it is the same.
+func (r *rights) changes(spec connect.Spec) bool {
+	return spec.IdempotencyLevel != connect.IdempotencyNoSideEffects && r.procedures[spec.Procedure].role != sandbox.ReadonlyRole
+}
+
 // check is for what Connect serves. Plain routes have their own check, where
 // their pattern is known, and what nobody serves is said to be so.
 func (r *rights) check(k store.Key, path string) error {
@@ -173,6 +180,7 @@ func (r *rights) route(pattern string, audit *auditor, next http.Handler) http.H
 	})
 }
 
+// allows is nil or a *sandbox.Error of its own.
 func (n need) allows(k store.Key, what string) error {
 	if !k.Role.AtLeast(n.role) {
 		e := &sandbox.Error{Class: sandbox.Denied, Msg: what + " needs the role " + string(n.role) + "; this key has " + string(k.Role)}
@@ -184,9 +192,17 @@ func (n need) allows(k store.Key, what string) error {
 	if len(k.Scopes) > 0 && !slices.Contains(k.Scopes, n.scope) &&
 		(n.role != sandbox.ReadonlyRole || !slices.Contains(k.Scopes, n.scope+":read")) {
 		return &sandbox.Error{Class: sandbox.Denied, Msg: what + " is outside the scopes of this key: " + strings.Join(k.Scopes, ", "),
-			Hint: "an admin of the tenant makes keys with other scopes: cove key create --scope"}
+			Hint: "it needs " + n.wanted() + "; an admin of the tenant makes keys with other scopes: cove key create --scope"}
 	}
 	return nil
+}
+
+// wanted is the least scope that would do.
+func (n need) wanted() string {
+	if n.role == sandbox.ReadonlyRole {
+		return n.scope + ":read"
+	}
+	return n.scope
 }
 
 // notRoot refuses a part of a call that only an installation's admin may ask for.

@@ -34,7 +34,7 @@ func (s *Server) routes() http.Handler {
 		connect.WithCompressMinBytes(1 << 30),
 		connect.WithCodec(strictJSON{"json"}),
 		connect.WithCodec(strictJSON{"json; charset=utf-8"}),
-		connect.WithInterceptors(&callInterceptor{log: s.log, audit: &s.audit}),
+		connect.WithInterceptors(&callInterceptor{log: s.log, audit: &s.audit, rights: s.rights}),
 	}
 	mux := http.NewServeMux()
 	mux.Handle(covev1.NewSandboxesHandler(sandboxService{s}, opts...))
@@ -92,7 +92,7 @@ func (s *Server) plain(opName string, h func(http.ResponseWriter, *http.Request)
 		r.Body = body
 		err := h(w, r)
 		logCall(r.Context(), s.log, opName, began, err)
-		if r.Method == http.MethodPut {
+		if r.Method == http.MethodPut && !answering[opName] {
 			s.audit.note(r.Context(), opName, thingsOfRoute(opName, r), err)
 		}
 		if err != nil {
@@ -188,8 +188,9 @@ func limitBody(next http.Handler) http.Handler {
 // callInterceptor names the operation in errors, turns them into Connect's,
 // and logs.
 type callInterceptor struct {
-	log   *slog.Logger
-	audit *auditor
+	log    *slog.Logger
+	audit  *auditor
+	rights *rights
 }
 
 func (i *callInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
@@ -197,10 +198,12 @@ func (i *callInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		began := time.Now()
 		func() {
 			defer i.recover(req.Spec().Procedure, &err)
-			resp, err = next(ctx, req)
+			if err = checkParts(callerOf(ctx).key, req.Spec().Procedure, req.Any()); err == nil {
+				resp, err = next(ctx, req)
+			}
 		}()
 		logCall(ctx, i.log, req.Spec().Procedure, began, err)
-		if req.Spec().IdempotencyLevel != connect.IdempotencyNoSideEffects {
+		if i.rights.changes(req.Spec()) {
 			things := thingsOf(req.Any())
 			if err == nil {
 				things = append(things, thingsOf(resp.Any())...)
@@ -224,8 +227,10 @@ func (i *callInterceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc
 		var err error
 		// A stream may last for days: it is on the log once it has begun to
 		// answer, and again if it then fails.
-		seen := &seenConn{StreamingHandlerConn: conn}
-		if conn.Spec().IdempotencyLevel != connect.IdempotencyNoSideEffects {
+		seen := &seenConn{StreamingHandlerConn: conn, check: func(m any) error {
+			return checkParts(callerOf(ctx).key, conn.Spec().Procedure, m)
+		}}
+		if i.rights.changes(conn.Spec()) {
 			seen.begun = func() { i.audit.note(ctx, opOf(conn.Spec().Procedure), seen.things, nil) }
 		}
 		func() {
@@ -233,7 +238,7 @@ func (i *callInterceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc
 			err = next(ctx, seen)
 		}()
 		logCall(ctx, i.log, conn.Spec().Procedure, began, err)
-		if conn.Spec().IdempotencyLevel != connect.IdempotencyNoSideEffects && (err != nil || !seen.sent) {
+		if i.rights.changes(conn.Spec()) && (err != nil || !seen.sent) {
 			i.audit.note(ctx, opOf(conn.Spec().Procedure), seen.things, err)
 		}
 		if err != nil {

@@ -141,6 +141,48 @@ func TestQuotas(t *testing.T) {
 	}
 }
 
+// A fork wider than its tenant's rate has all its children; whoever comes next
+// waits for them, and comes back when told to.
+func TestForkUnderARate(t *testing.T) {
+	now := time.Now()
+	var mu sync.Mutex
+	s := newShared(t, func(c *Config) { c.Clock = func() time.Time { mu.Lock(); defer mu.Unlock(); return now } })
+	pass := func(d time.Duration) { mu.Lock(); now = now.Add(d); mu.Unlock() }
+	fork := func(count, ready int32) (int, error) {
+		r, err := s.red.Sandboxes.Fork(t.Context(), connect.NewRequest(&covev1.ForkRequest{Id: s.box, Count: count, MinReady: ready}))
+		if err != nil {
+			return 0, err
+		}
+		n := 0
+		for _, c := range r.Msg.Results {
+			if c.Sandbox != nil {
+				n++
+			}
+		}
+		return n, nil
+	}
+	s.quota("red", &covev1.Quota{CreatesPerSecond: 2})
+	for range 3 {
+		if n, err := fork(4, 0); n != 4 || err != nil {
+			t.Fatalf("%d children, %v", n, err)
+		}
+		_, err := fork(4, 0)
+		e := wantError(t, err, sandbox.ErrQuotaExceeded, "creates per second")
+		if e.RetryAfter != 2*time.Second {
+			t.Errorf("come back after %s", e.RetryAfter)
+		}
+		pass(e.RetryAfter)
+	}
+	// One whose children cannot be is refused before, and takes nothing.
+	live := int64(s.node.liveCount())
+	s.quota("red", &covev1.Quota{CreatesPerSecond: 2, Sandboxes: live + 1})
+	_, err := fork(4, 0)
+	wantError(t, err, sandbox.ErrQuotaExceeded, "sandboxes")
+	if n, err := fork(4, 1); n != 1 || err != nil {
+		t.Errorf("%d children, %v", n, err)
+	}
+}
+
 // What no node of this size ever has room for is said on its first turn, also
 // when others wait: it must not hold up its tenant, nor be told to come again.
 func TestWhatNeverFitsDoesNotWait(t *testing.T) {

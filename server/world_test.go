@@ -53,6 +53,8 @@ type faultyStore struct {
 	read func(store.Key)       // runs after a key was looked up
 	gets atomic.Int64          // image look-ups
 	keys atomic.Int64          // key look-ups
+
+	lists atomic.Int64 // of keys
 }
 
 func (f *faultyStore) failing(method string, err error) {
@@ -139,6 +141,11 @@ func (f *faultyStore) KeyByHash(ctx context.Context, hash []byte) (store.Key, er
 		read(k)
 	}
 	return k, err
+}
+
+func (f *faultyStore) ListKeys(ctx context.Context) ([]store.Key, error) {
+	f.lists.Add(1)
+	return f.Store.ListKeys(ctx)
 }
 
 func (f *faultyStore) AppendAudit(ctx context.Context, entries []sandbox.AuditEntry) error {

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -23,10 +24,9 @@ type PortStream interface {
 // sandbox.ErrPortClosed if nothing listens there. The context is of the whole
 // stream.
 func (c *Client) ConnectPort(ctx context.Context, id string, port int) (PortStream, error) {
-	q := url.Values{"port": {strconv.Itoa(port)}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url+sandboxPath(id, "connect")+"?"+q.Encode(), nil)
+	req, err := c.portRequest(ctx, id, port)
 	if err != nil {
-		return nil, sandbox.InvalidField("url", "%v", err)
+		return nil, err
 	}
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", "cove-tcp")
@@ -40,6 +40,34 @@ func (c *Client) ConnectPort(ctx context.Context, id string, port int) (PortStre
 		return nil, &sandbox.Error{Class: sandbox.Unsupported, Msg: "the server, or a proxy before it, does not upgrade connections"}
 	}
 	return s, nil
+}
+
+// CheckPort is nil if ConnectPort may be called, whatever listens there: nothing
+// inside sees it. A request that is right but for the upgrade is refused for that
+// alone.
+func (c *Client) CheckPort(ctx context.Context, id string, port int) error {
+	req, err := c.portRequest(ctx, id, port)
+	if err != nil {
+		return err
+	}
+	resp, err := c.send(req)
+	if err == nil {
+		return resp.Body.Close()
+	}
+	var e *sandbox.Error
+	if errors.As(err, &e) && e.Class == sandbox.Invalid && e.Field == "upgrade" {
+		return nil
+	}
+	return err
+}
+
+func (c *Client) portRequest(ctx context.Context, id string, port int) (*http.Request, error) {
+	q := url.Values{"port": {strconv.Itoa(port)}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url+sandboxPath(id, "connect")+"?"+q.Encode(), nil)
+	if err != nil {
+		return nil, sandbox.InvalidField("url", "%v", err)
+	}
+	return req, nil
 }
 
 // PortURL is the whole address of a port, with its token unless it is public.

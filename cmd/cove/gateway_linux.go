@@ -33,8 +33,8 @@ func (g portGate) URL(id string, port int) string {
 	return g.domain.URL(gateway.Target{Sandbox: id, Port: port})
 }
 
-func (g portGate) Token(id string, port int, until time.Time) string {
-	return g.tokens.Mint(id, port, until)
+func (g portGate) Token(id string, port int, key string, until time.Time) string {
+	return g.tokens.Mint(gateway.Target{Sandbox: id, Port: port}, key, until)
 }
 
 // openGate reads the key of tokens, or makes one on a first start, and the
