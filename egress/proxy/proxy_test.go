@@ -1,15 +1,20 @@
 package proxy_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/cove-sandbox/cove/egress/egresstest"
 	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/egress/proxy"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -224,5 +229,69 @@ func TestRawPackets(t *testing.T) {
 	}
 	if f := x.Box.Status(100).Flows; len(f) != 5 {
 		t.Errorf("flows %+v", f)
+	}
+}
+
+// A request that comes slowly, or after a silence in which the server might have
+// spoken, is one all the same.
+func TestALateRequestIsNotTakenForTheNameLookedUp(t *testing.T) {
+	w := egresstest.NewWorld(t)
+	w.Name("co.test", egresstest.Good)
+	ca := newAuthority(t, "abc")
+	const request = "GET / http/1.1\r\nHost: co.test\r\n\r\n"
+	for _, c := range []struct {
+		name    string
+		network sandbox.Network
+		i       *proxy.Interception
+	}{
+		{"allowed by name", network(t, "rules", "allow good.test"), nil},
+		{"denied by name", network(t, "public", "deny co.test"), nil},
+		{"recorded", network(t, "public"), &proxy.Interception{Authority: ca, All: true, Tape: note("tape")}},
+		{"secrets", network(t, "public"), &proxy.Interception{Authority: ca, Names: names("co.test"), Secrets: note("secrets")}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			x := egresstest.NewAttacker(t, w, c.network)
+			x.Box.Intercept(c.i)
+			if got := x.Ask("tcp", "10.200.0.1", "good.test", dns.TypeA); got != "NOERROR "+egresstest.Good {
+				t.Fatal(got)
+			}
+			if got := x.Raw(egresstest.Good+":8080", request); got != "reset" {
+				t.Errorf("at once: %q", got)
+			}
+			slow, err := x.Dial("tcp", egresstest.Good+":8080")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer slow.Close()
+			io.WriteString(slow, "GET")
+			for _, text := range []string{request, "GET / HTTP/1.1\r\nHost: good.test\r\n\r\n"} {
+				s := connect(t, x, egresstest.Good+":22")
+				io.WriteString(s, text)
+				if b, err := io.ReadAll(s); err == nil || len(b) > 0 {
+					t.Errorf("%q after a banner: %q %v", text, b, err)
+				}
+			}
+			for _, text := range []string{"EHLO x\r\n", "SSH-2.0-x\r\n", "\x54\x00\x00\x01"} {
+				s := connect(t, x, egresstest.Good+":22")
+				io.WriteString(s, text)
+				b := make([]byte, len(text))
+				if _, err := io.ReadFull(s, b); err != nil || string(b) != text {
+					t.Errorf("%q after a banner: %q %v", text, b, err)
+				}
+			}
+			if b, err := io.ReadAll(slow); len(b) > 0 || !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("slowly: %q %v", b, err)
+			}
+			malformed := 0
+			for _, f := range x.Box.Status(100).Flows {
+				if f.Reason == "http_malformed" && !f.Allowed {
+					malformed++
+				}
+			}
+			if d := x.Box.Denied(); malformed != 3 || d != 4 { // and one in good order
+				t.Errorf("%d malformed of %d denied", malformed, d)
+			}
+		})
 	}
 }
