@@ -25,8 +25,8 @@ import (
 const headerDenied = "Cove-Egress"
 
 // serveHTTP speaks plain HTTP/1 with the sandbox.
-func (b *Box) serveHTTP(c *net.TCPConn, r *bufio.Reader, to netip.AddrPort) {
-	b.serve(&httpBox{b: b, to: to}, c, r, func(c net.Conn) net.Conn { return c })
+func (b *Box) serveHTTP(p *passage, c *net.TCPConn, r *bufio.Reader, to netip.AddrPort) {
+	b.serve(&httpBox{b: b, client: p, to: to}, c, r, func(c net.Conn) net.Conn { return c })
 }
 
 const (
@@ -117,6 +117,7 @@ func (b *Box) serve(h *httpBox, c *net.TCPConn, r *bufio.Reader, wrap func(net.C
 // httpBox is a connection of the sandbox that speaks HTTP.
 type httpBox struct {
 	b         *Box
+	client    *passage
 	to        netip.AddrPort
 	tls       bool // it was ended here, and requests go on with TLS
 	transport *http.Transport
@@ -207,12 +208,15 @@ func (h *httpBox) dial(ctx context.Context, _, address string) (net.Conn, error)
 	if h.direct(host) {
 		addrs = []netip.Addr{h.to.Addr()}
 	}
-	p := b.enter(func() {})
+	p := b.enter(h.client, func() {})
+	if p == nil { // perhaps for one that is kept for another request to another server
+		h.transport.CloseIdleConnections()
+		p = b.enter(h.client, func() {})
+	}
 	if p == nil {
 		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonConnections})
-		return nil, errDenied
+		return nil, errConnections
 	}
-	p.http = true
 	up, err := b.dial(p, f, addrs)
 	if err != nil {
 		b.leave(p)

@@ -1,10 +1,12 @@
 package proxy_test
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 	"syscall"
 	"testing"
@@ -152,6 +154,87 @@ func TestLimits(t *testing.T) {
 	}
 	if took := time.Since(start); took < 1200*time.Millisecond {
 		t.Errorf("2 MiB passed in %v at 1 MiB/s", took)
+	}
+}
+
+// A connection that the proxy speaks HTTP on counts once, though there are two.
+func TestHTTPCountsOnce(t *testing.T) {
+	w := egresstest.NewWorld(t)
+	n := network(t, "rules", "allow good.test", "allow other.test")
+	n.Limits.Connections = 3
+	x := egresstest.NewAttacker(t, w, n)
+	ask := func(c net.Conn, host string) string {
+		fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\n\r\n", host)
+		res, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			return err.Error()
+		}
+		b, _ := io.ReadAll(res.Body)
+		return string(b)
+	}
+	var open []net.Conn
+	for range 3 {
+		c, err := x.Dial("tcp", egresstest.Good+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if got := ask(c, "good.test"); got != "good.test at "+egresstest.Good {
+			t.Errorf("connection %d: %q", len(open), got)
+		}
+		open = append(open, c)
+	}
+	if got := x.HTTP(egresstest.Good+":80", "good.test"); got != "reset" {
+		t.Errorf("one more: %q", got)
+	}
+	// What is kept for the server before is in nobody's way.
+	for _, c := range open {
+		if got := ask(c, "other.test"); got != "other.test at "+egresstest.Other {
+			t.Errorf("another server: %q", got)
+		}
+	}
+	for _, c := range open {
+		c.Close()
+	}
+
+	// At once it may be several, and those count.
+	n.Limits.Connections = 1
+	set(t, x, 2, n)
+	ca := newAuthority(t, "abc")
+	for _, a := range []string{egresstest.Good, egresstest.Other} {
+		w.HTTPS(t, a+apiPort, api)
+	}
+	x.Box.Intercept(&proxy.Interception{Authority: ca, Names: names("good.test", "other.test")})
+	client := x.Client(t, egresstest.Good+apiPort, ca.PEM())
+	r, in := io.Pipe()
+	defer in.Close()
+	var res *http.Response
+	for deadline := time.Now().Add(10 * time.Second); res == nil; { // until those that were closed are gone
+		req, err := http.NewRequest("POST", "https://good.test"+apiPort+"/stream", io.MultiReader(strings.NewReader("0\n"), r))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err = client.Do(req); err != nil && time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	defer res.Body.Close()
+	second, err := http.NewRequest("GET", "https://good.test"+apiPort+"/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Host = "other.test"
+	denied, err := client.Do(second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer denied.Body.Close()
+	if b, _ := io.ReadAll(denied.Body); denied.StatusCode != 403 || !strings.Contains(string(b), "too many connections") {
+		t.Errorf("%d %q", denied.StatusCode, b)
+	}
+	in.Close()
+	if _, err := io.ReadAll(res.Body); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -44,7 +44,7 @@ func (b *Box) serveTCP() {
 			}
 			continue
 		}
-		p := b.enter(func() { reset(c) })
+		p := b.enter(nil, func() { reset(c) })
 		if p == nil {
 			to := addrPort(c.LocalAddr())
 			b.refuse(policy.Flow{Addr: to.Addr(), Port: to.Port(), Protocol: sandbox.TCP}, policy.Verdict{Rule: -1, Reason: reasonConnections})
@@ -131,7 +131,7 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 	c.SetReadDeadline(time.Time{})
 	switch s.kind {
 	case isHTTP:
-		b.serveHTTP(c, r, to)
+		b.serveHTTP(p, c, r, to)
 		return
 	case isLikeHTTP:
 		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonMalformed})
@@ -143,7 +143,7 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 			f.Name = policy.Name(s.name)
 		}
 		if i.ends(f.Name) {
-			b.serveTLS(i, c, r, to, f.Name)
+			b.serveTLS(p, i, c, r, to, f.Name)
 			return
 		}
 	default:
@@ -298,7 +298,10 @@ func (b *Box) dial(p *passage, f policy.Flow, addrs []netip.Addr) (*net.TCPConn,
 	return nil, sandbox.Errorf(sandbox.Unavailable, "egress.dial", "%s port %d: %w", f.Name, f.Port, last)
 }
 
-var errDenied = sandbox.Errorf(sandbox.Denied, "egress.dial", "the network policy of this sandbox denies it")
+var (
+	errDenied      = sandbox.Errorf(sandbox.Denied, "egress.dial", "the network policy of this sandbox denies it")
+	errConnections = sandbox.Errorf(sandbox.Denied, "egress.dial", "too many connections: this sandbox has as many open as it may")
+)
 
 // sortAddrs puts first what the sandbox chose, if it is among them, then those
 // of its family.
