@@ -229,7 +229,7 @@ func TestHTTPCountsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer denied.Body.Close()
-	if b, _ := io.ReadAll(denied.Body); denied.StatusCode != 403 || !strings.Contains(string(b), "too many connections") {
+	if b, _ := io.ReadAll(denied.Body); denied.StatusCode != 403 || !strings.HasPrefix(string(b), "cove: too many connections") {
 		t.Errorf("%d %q", denied.StatusCode, b)
 	}
 	in.Close()

@@ -144,6 +144,10 @@ func TestWorld(t *testing.T) {
 		}, "HTTP/1.1 403", "", ""},
 		try{"domain: HTTP/2 without TLS", func(x a) string { return x.Raw(good+":80", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") }, "HTTP/", "", ""},
 		try{"domain: a method nobody knows", func(x a) string { return x.Raw(good+":80", "FETCH / HTTP/1.1\r\nHost: evil.test\r\n\r\n") }, "HTTP/1.1 403", "", ""},
+		try{"domain: a denial in words", func(x a) string {
+			_, body, _ := strings.Cut(x.Raw(good+":80", "GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"), "\r\n\r\n")
+			return body
+		}, "cove: the network policy of this sandbox does not allow evil.test port 80\n", "", ""},
 		try{"domain: a host with a path", func(x a) string { return x.Raw(good+":80", "GET / HTTP/1.1\r\nHost: evil.test/good.test\r\n\r\n") }, "HTTP/1.1 40", "", ""},
 		try{"domain: something else", func(x a) string { return x.Raw(evil+":8080", "\x00\x01\x02\x03") }, "reset", "", ""},
 		try{"domain: silence to a stranger", func(x a) string { return x.Line(evil + ":22") }, "reset", "", ""},
