@@ -146,6 +146,17 @@ func InvalidField(field, format string, args ...any) *Error {
 	return &Error{Class: Invalid, Field: field, Msg: fmt.Sprintf(format, args...)}
 }
 
+// Plain is an error as a person is told it: without the operation, which only a
+// defect needs named.
+func Plain(err error) string {
+	if e, ok := err.(*Error); ok {
+		c := *e
+		c.Op = ""
+		return c.Error()
+	}
+	return err.Error()
+}
+
 // WithHint returns a copy of e that carries a way out.
 func (e *Error) WithHint(format string, args ...any) *Error {
 	c := *e

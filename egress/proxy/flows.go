@@ -51,6 +51,12 @@ func (l *flowLog) begin(f policy.Flow, v policy.Verdict) *flow {
 	return e
 }
 
+// deny ends a flow that was allowed before its client spoke.
+func (l *flowLog) deny(f *flow, v policy.Verdict) {
+	f.cut(v)
+	l.denied.Add(1)
+}
+
 // last returns up to n flows, oldest first, and how many there were.
 func (l *flowLog) last(n int) (out []sandbox.NetworkFlow, allowed, denied int64) {
 	l.mu.Lock()

@@ -25,8 +25,8 @@ import (
 const headerDenied = "Cove-Egress"
 
 // serveHTTP speaks plain HTTP/1 with the sandbox.
-func (b *Box) serveHTTP(c *net.TCPConn, r *bufio.Reader, to netip.AddrPort) {
-	b.serve(&httpBox{b: b, to: to}, c, r, func(c net.Conn) net.Conn { return c })
+func (b *Box) serveHTTP(p *passage, c *net.TCPConn, r *bufio.Reader, to netip.AddrPort) {
+	b.serve(&httpBox{b: b, client: p, to: to}, c, r, func(c net.Conn) net.Conn { return c })
 }
 
 const (
@@ -72,19 +72,22 @@ func (b *Box) serve(h *httpBox, c *net.TCPConn, r *bufio.Reader, wrap func(net.C
 		},
 		Transport: chained{b}, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if a, ok := w.(asSent); ok {
+				w = a.ResponseWriter // it is ours
+			}
 			var miss *tape.MissError
 			switch {
 			case errors.As(err, &miss):
 				writeMiss(w, miss.Miss)
 			case sandbox.ClassOf(err) == sandbox.Denied:
-				deny(w, http.StatusForbidden, err.Error())
+				deny(w, http.StatusForbidden, sandbox.Plain(err))
 			case errors.Is(err, errPending):
 				w.Header().Set(headerDenied, reasonPending)
 				w.Header().Set("Retry-After", "1")
-				http.Error(w, "cove: "+err.Error(), http.StatusServiceUnavailable)
+				http.Error(w, "cove: "+sandbox.Plain(err), http.StatusServiceUnavailable)
 			default:
 				w.Header().Set(headerDenied, "failed")
-				http.Error(w, "cove: "+err.Error(), http.StatusBadGateway)
+				http.Error(w, "cove: "+sandbox.Plain(err), http.StatusBadGateway)
 			}
 		},
 	}
@@ -108,7 +111,7 @@ func (b *Box) serve(h *httpBox, c *net.TCPConn, r *bufio.Reader, wrap func(net.C
 			}
 			defer cancel()
 			defer context.AfterFunc(b.ctx, cancel)()
-			proxy.ServeHTTP(w, r.WithContext(ctx))
+			proxy.ServeHTTP(asSent{w}, r.WithContext(ctx))
 		}),
 	}
 	srv.Serve(&oneConn{conn: conn, done: done, addr: c.LocalAddr()}) // returns when the connection is closed
@@ -117,6 +120,7 @@ func (b *Box) serve(h *httpBox, c *net.TCPConn, r *bufio.Reader, wrap func(net.C
 // httpBox is a connection of the sandbox that speaks HTTP.
 type httpBox struct {
 	b         *Box
+	client    *passage
 	to        netip.AddrPort
 	tls       bool // it was ended here, and requests go on with TLS
 	transport *http.Transport
@@ -207,12 +211,15 @@ func (h *httpBox) dial(ctx context.Context, _, address string) (net.Conn, error)
 	if h.direct(host) {
 		addrs = []netip.Addr{h.to.Addr()}
 	}
-	p := b.enter(func() {})
+	p := b.enter(h.client, func() {})
+	if p == nil { // perhaps for one that is kept for another request to another server
+		h.transport.CloseIdleConnections()
+		p = b.enter(h.client, func() {})
+	}
 	if p == nil {
 		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonConnections})
-		return nil, errDenied
+		return nil, errConnections
 	}
-	p.http = true
 	up, err := b.dial(p, f, addrs)
 	if err != nil {
 		b.leave(p)
@@ -228,6 +235,23 @@ func (h *httpBox) dial(ctx context.Context, _, address string) (net.Conn, error)
 		return nil, errDenied
 	}
 	return &countedConn{TCPConn: up, b: b, p: p}, nil
+}
+
+// asSent writes an answer with the headers that it came with. Those that it lacks
+// net/http would add: one is a guess, the other another's clock.
+type asSent struct{ http.ResponseWriter }
+
+func (a asSent) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+func (a asSent) WriteHeader(status int) {
+	if status >= 200 { // others have neither, and headers follow
+		for _, k := range []string{"Content-Type", "Date"} {
+			if h := a.Header(); h[k] == nil {
+				h[k] = nil
+			}
+		}
+	}
+	a.ResponseWriter.WriteHeader(status)
 }
 
 func deny(w http.ResponseWriter, status int, why string) {

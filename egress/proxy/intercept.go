@@ -148,8 +148,8 @@ func (b *Box) interception() (i *Interception, ok bool) {
 }
 
 // serveTLS ends the TLS of a connection in place of the server it is for.
-func (b *Box) serveTLS(i *Interception, c *net.TCPConn, r *bufio.Reader, to netip.AddrPort, name string) {
-	h := &httpBox{b: b, to: to, tls: true}
+func (b *Box) serveTLS(p *passage, i *Interception, c *net.TCPConn, r *bufio.Reader, to netip.AddrPort, name string) {
+	h := &httpBox{b: b, client: p, to: to, tls: true}
 	b.serve(h, c, r, func(c net.Conn) net.Conn {
 		return tls.Server(c, &tls.Config{
 			MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},

@@ -61,6 +61,7 @@ type Box struct {
 	settled    chan struct{} // closed when intercept is no longer pending; nil = it is not
 	limiter    *rate.Limiter // nil = no limit
 	open       map[*passage]bool
+	paired     int // of open, those with connections of ours: they count as one with the first of these
 	sessions   map[session]*udpSession
 }
 
@@ -70,6 +71,9 @@ type passage struct {
 	entry *flow // nil until it is decided
 	http  bool  // carries requests of ours, each decided
 	end   func()
+
+	client *passage // that a connection of ours is for; nil = it is the sandbox's own
+	ours   int      // connections that are for this one
 }
 
 // Open begins to serve a namespace on its sockets. The Box owns both.
@@ -149,25 +153,42 @@ func (b *Box) Close() error {
 }
 
 // enter counts a connection against the limit. end must cut it at once. The
-// passage is nil where the sandbox has as many as it may.
-func (b *Box) enter(end func()) *passage {
+// passage is nil where the sandbox has as many as it may. One of ours, for the
+// requests of a client, counts only if the client has another already: over
+// HTTP/2, where requests are for several servers at once.
+func (b *Box) enter(client *passage, end func()) *passage {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	most := b.policy.Spec().Limits.Connections
 	if most == 0 {
 		most = defaultConnections
 	}
-	if b.closed || len(b.open) >= most {
+	pairs := client != nil && client.ours == 0 && b.open[client]
+	if b.closed || !pairs && len(b.open)-b.paired >= most {
 		return nil
 	}
-	p := &passage{end: end}
+	p := &passage{end: end, client: client, http: client != nil}
 	b.open[p] = true
+	if client != nil {
+		client.ours++
+	}
+	if pairs {
+		b.paired++
+	}
 	return p
 }
 
 func (b *Box) leave(p *passage) {
 	b.mu.Lock()
 	delete(b.open, p)
+	if p.ours > 0 { // which go on, and count by themselves
+		b.paired--
+	}
+	if c := p.client; c != nil {
+		if c.ours--; c.ours == 0 && b.open[c] {
+			b.paired--
+		}
+	}
 	b.mu.Unlock()
 	if p.entry != nil {
 		p.entry.finish()

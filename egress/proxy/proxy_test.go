@@ -1,15 +1,22 @@
 package proxy_test
 
 import (
+	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/cove-sandbox/cove/egress/egresstest"
 	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/egress/proxy"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -156,6 +163,87 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// A connection that the proxy speaks HTTP on counts once, though there are two.
+func TestHTTPCountsOnce(t *testing.T) {
+	w := egresstest.NewWorld(t)
+	n := network(t, "rules", "allow good.test", "allow other.test")
+	n.Limits.Connections = 3
+	x := egresstest.NewAttacker(t, w, n)
+	ask := func(c net.Conn, host string) string {
+		fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\n\r\n", host)
+		res, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			return err.Error()
+		}
+		b, _ := io.ReadAll(res.Body)
+		return string(b)
+	}
+	var open []net.Conn
+	for range 3 {
+		c, err := x.Dial("tcp", egresstest.Good+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if got := ask(c, "good.test"); got != "good.test at "+egresstest.Good {
+			t.Errorf("connection %d: %q", len(open), got)
+		}
+		open = append(open, c)
+	}
+	if got := x.HTTP(egresstest.Good+":80", "good.test"); got != "reset" {
+		t.Errorf("one more: %q", got)
+	}
+	// What is kept for the server before is in nobody's way.
+	for _, c := range open {
+		if got := ask(c, "other.test"); got != "other.test at "+egresstest.Other {
+			t.Errorf("another server: %q", got)
+		}
+	}
+	for _, c := range open {
+		c.Close()
+	}
+
+	// At once it may be several, and those count.
+	n.Limits.Connections = 1
+	set(t, x, 2, n)
+	ca := newAuthority(t, "abc")
+	for _, a := range []string{egresstest.Good, egresstest.Other} {
+		w.HTTPS(t, a+apiPort, api)
+	}
+	x.Box.Intercept(&proxy.Interception{Authority: ca, Names: names("good.test", "other.test")})
+	client := x.Client(t, egresstest.Good+apiPort, ca.PEM())
+	r, in := io.Pipe()
+	defer in.Close()
+	var res *http.Response
+	for deadline := time.Now().Add(10 * time.Second); res == nil; { // until those that were closed are gone
+		req, err := http.NewRequest("POST", "https://good.test"+apiPort+"/stream", io.MultiReader(strings.NewReader("0\n"), r))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err = client.Do(req); err != nil && time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	defer res.Body.Close()
+	second, err := http.NewRequest("GET", "https://good.test"+apiPort+"/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Host = "other.test"
+	denied, err := client.Do(second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer denied.Body.Close()
+	if b, _ := io.ReadAll(denied.Body); denied.StatusCode != 403 || !strings.HasPrefix(string(b), "cove: too many connections") {
+		t.Errorf("%d %q", denied.StatusCode, b)
+	}
+	in.Close()
+	if _, err := io.ReadAll(res.Body); err != nil {
+		t.Error(err)
+	}
+}
+
 // Without the process that serves it nothing leaves a namespace, and the next
 // process takes it over.
 func TestNothingLeavesWhileNobodyServes(t *testing.T) {
@@ -230,5 +318,69 @@ func TestRawPackets(t *testing.T) {
 	}
 	if f := x.Box.Status(100).Flows; len(f) != 5 {
 		t.Errorf("flows %+v", f)
+	}
+}
+
+// A request that comes slowly, or after a silence in which the server might have
+// spoken, is one all the same.
+func TestALateRequestIsNotTakenForTheNameLookedUp(t *testing.T) {
+	w := egresstest.NewWorld(t)
+	w.Name("co.test", egresstest.Good)
+	ca := newAuthority(t, "abc")
+	const request = "GET / http/1.1\r\nHost: co.test\r\n\r\n"
+	for _, c := range []struct {
+		name    string
+		network sandbox.Network
+		i       *proxy.Interception
+	}{
+		{"allowed by name", network(t, "rules", "allow good.test"), nil},
+		{"denied by name", network(t, "public", "deny co.test"), nil},
+		{"recorded", network(t, "public"), &proxy.Interception{Authority: ca, All: true, Tape: note("tape")}},
+		{"secrets", network(t, "public"), &proxy.Interception{Authority: ca, Names: names("co.test"), Secrets: note("secrets")}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			x := egresstest.NewAttacker(t, w, c.network)
+			x.Box.Intercept(c.i)
+			if got := x.Ask("tcp", "10.200.0.1", "good.test", dns.TypeA); got != "NOERROR "+egresstest.Good {
+				t.Fatal(got)
+			}
+			if got := x.Raw(egresstest.Good+":8080", request); got != "reset" {
+				t.Errorf("at once: %q", got)
+			}
+			slow, err := x.Dial("tcp", egresstest.Good+":8080")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer slow.Close()
+			io.WriteString(slow, "GET")
+			for _, text := range []string{request, "GET / HTTP/1.1\r\nHost: good.test\r\n\r\n"} {
+				s := connect(t, x, egresstest.Good+":22")
+				io.WriteString(s, text)
+				if b, err := io.ReadAll(s); err == nil || len(b) > 0 {
+					t.Errorf("%q after a banner: %q %v", text, b, err)
+				}
+			}
+			for _, text := range []string{"EHLO x\r\n", "SSH-2.0-x\r\n", "\x54\x00\x00\x01"} {
+				s := connect(t, x, egresstest.Good+":22")
+				io.WriteString(s, text)
+				b := make([]byte, len(text))
+				if _, err := io.ReadFull(s, b); err != nil || string(b) != text {
+					t.Errorf("%q after a banner: %q %v", text, b, err)
+				}
+			}
+			if b, err := io.ReadAll(slow); len(b) > 0 || !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("slowly: %q %v", b, err)
+			}
+			malformed := 0
+			for _, f := range x.Box.Status(100).Flows {
+				if f.Reason == "http_malformed" && !f.Allowed {
+					malformed++
+				}
+			}
+			if d := x.Box.Denied(); malformed != 3 || d != 4 { // and one in good order
+				t.Errorf("%d malformed of %d denied", malformed, d)
+			}
+		})
 	}
 }

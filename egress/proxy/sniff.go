@@ -4,13 +4,16 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/binary"
+	"errors"
+	"io"
 	"regexp"
+	"strings"
 	"time"
 )
 
 const (
 	// sniffBytes hold the largest ClientHello there is reason for: post-quantum
-	// keys and session tickets make 2 to 4 KiB.
+	// keys and session tickets make 2 to 4 KiB. And the longest request line.
 	sniffBytes = 32 << 10
 	sniffTime  = 10 * time.Second
 	silence    = time.Second // of a client, after which it may be one that speaks second
@@ -25,17 +28,18 @@ type sniffed struct {
 type protocol int
 
 const (
-	isOther protocol = iota
+	isOther protocol = iota // what no server takes for HTTP or TLS
 	isTLS
 	isHTTP
+	isLikeHTTP // what some server may take for a request, and we cannot read
 )
 
 // requestLine of any HTTP version, known method or not.
 var requestLine = regexp.MustCompile(`^[!-~]+ +[^\r\n]* HTTP/[0-9.]+\r?\n$`)
 
 // sniff looks at what a client says first, without consuming it. What cannot be
-// told within sniffBytes, or before the read deadline, is isOther, or TLS
-// without a name.
+// told within sniffBytes, or before the read deadline, is not isOther: TLS
+// without a name, or isLikeHTTP.
 func sniff(r *bufio.Reader) sniffed {
 	first, err := r.Peek(1)
 	if err != nil {
@@ -48,27 +52,91 @@ func sniff(r *bufio.Reader) sniffed {
 		}
 		return hello
 	}
-	// Up to the end of the first line. Bytes that a request line cannot have
-	// end the search.
-	for n := 1; n <= 8<<10; n++ {
-		b, err := r.Peek(max(n, min(r.Buffered(), 8<<10)))
+	var l firstLine
+	for read := 0; read < sniffBytes; {
+		b, err := r.Peek(max(read+1, r.Buffered()))
+		for i, c := range b[read:] {
+			if kind, ok := l.next(c, b[:read+i+1]); ok {
+				return sniffed{kind: kind}
+			}
+		}
+		read = len(b)
+		if errors.Is(err, io.EOF) { // no more will come that could make a request of it
+			return sniffed{kind: l.end(b)}
+		}
 		if err != nil {
-			return sniffed{}
+			break
 		}
-		if i := bytes.IndexByte(b, '\n'); i >= 0 {
-			if requestLine.Match(b[:i+1]) {
-				return sniffed{kind: isHTTP}
-			}
-			return sniffed{}
-		}
-		for _, c := range b {
-			if c < ' ' && c != '\r' && c != '\t' || c == 0x7f {
-				return sniffed{}
-			}
-		}
-		n = len(b)
 	}
-	return sniffed{}
+	return sniffed{kind: isLikeHTTP}
+}
+
+// firstLine reads a line the way the most lenient of servers would: any blanks
+// in front, blank lines too, and between the words; any version. It errs towards
+// HTTP where a line begins with a letter, as every method does. What begins
+// otherwise (lengths, brackets) is judged early: many such protocols have no
+// lines, and their clients wait for an answer.
+type firstLine struct {
+	begun    bool
+	letter   bool // it begins with one
+	from, to int  // of the first word; to is 0 until it is over
+	rest     int  // where the second begins; 0 = there is none
+}
+
+// next takes the last byte of line. ok says that the kind is known.
+func (l *firstLine) next(c byte, line []byte) (kind protocol, ok bool) {
+	at := len(line) - 1
+	switch {
+	case !l.begun && isBlank(c):
+	case !l.begun && c == 0 && string(line[:at]) == "\r\n\r\n": // PROXY, version 2: a request may follow
+		return isLikeHTTP, true
+	case !l.begun:
+		l.begun, l.from, l.letter = true, at, c|0x20 >= 'a' && c|0x20 <= 'z'
+		return isOther, !isToken(c)
+	case c == '\n':
+		return l.end(line), true
+	case isBlank(c):
+		if l.to == 0 {
+			l.to = at
+		}
+	case l.to == 0:
+		return isOther, !isToken(c) && !(l.letter && c > ' ' && c < 0x7f)
+	case !l.letter && c < ' ': // LDAP, git
+		return isOther, true
+	case l.rest == 0:
+		l.rest = at
+	}
+	return isOther, false
+}
+
+// end judges a line to which nothing will be added.
+func (l *firstLine) end(line []byte) protocol {
+	switch {
+	case requestLine.Match(line):
+		return isHTTP
+	case bytes.Contains(bytes.ToLower(line), []byte("http/")):
+		return isLikeHTTP
+	case l.rest == 0:
+		return isOther
+	}
+	// Without a version it is HTTP/0.9: a whole URL has a host, and some servers
+	// read headers after it all the same. A line of PROXY has the request after it.
+	word, rest := string(line[l.from:l.to]), line[l.rest:]
+	if word == "GET" || word == "PROXY" || rest[0] == '/' || rest[0] == '*' || bytes.Contains(rest, []byte("://")) {
+		return isLikeHTTP
+	}
+	return isOther // EHLO, USER, NICK
+}
+
+// isBlank says what separates words: what Python's split takes, which has the
+// most.
+func isBlank(c byte) bool {
+	return c == ' ' || c >= '\t' && c <= '\r' || c >= 0x1c && c <= 0x1f || c == 0x85 || c == 0xa0
+}
+
+// isToken says what methods are made of.
+func isToken(c byte) bool {
+	return c > ' ' && c < 0x7f && !strings.ContainsRune(`"(),/:;<=>?@[\]{}`, rune(c))
 }
 
 // clientHello reads the handshake message out of its records, of which there

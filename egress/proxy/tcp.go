@@ -22,7 +22,13 @@ const (
 	reasonUnresolved  = "name_not_resolved"
 	reasonUnreachable = "unreachable"
 	reasonSilent      = "no_name_in_time" // rules need a name, and the client said nothing
+	reasonMalformed   = "http_malformed"  // it may be a request, and is none that we can read
+	reasonNotHTTP     = "not_http"        // on a port of HTTP or TLS, where the name that was looked up says nothing
 )
+
+// isWeb says whether a port is one of HTTP or TLS, where many names share an
+// address and clients speak first.
+func isWeb(port uint16) bool { return port == 80 || port == 443 }
 
 func (b *Box) serveTCP() {
 	for {
@@ -38,7 +44,7 @@ func (b *Box) serveTCP() {
 			}
 			continue
 		}
-		p := b.enter(func() { reset(c) })
+		p := b.enter(nil, func() { reset(c) })
 		if p == nil {
 			to := addrPort(c.LocalAddr())
 			b.refuse(policy.Flow{Addr: to.Addr(), Port: to.Port(), Protocol: sandbox.TCP}, policy.Verdict{Rule: -1, Reason: reasonConnections})
@@ -76,31 +82,41 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 	pol := b.current()
 	if !pol.NeedsName() && i == nil {
 		f.Name = b.names.hint(to.Addr()) // for the log
-		b.through(p, c, nil, f, []netip.Addr{to.Addr()}, "")
+		b.through(p, c, nil, f, []netip.Addr{to.Addr()}, nil)
 		return
 	}
 	// The first bytes; or, from a client that waits for the server, none.
 	r := bufio.NewReaderSize(c, sniffBytes)
-	c.SetReadDeadline(time.Now().Add(silence))
-	_, err := r.Peek(1)
 	hint := b.names.hint(to.Addr())
-	if isTimeout(err) && hint == "" && pol.NeedsName() {
-		c.SetReadDeadline(time.Now().Add(sniffTime))
-		_, err = r.Peek(1)
+	patience := silence
+	if isWeb(f.Port) || hint == "" && pol.NeedsName() {
+		patience += sniffTime
 	}
+	c.SetReadDeadline(time.Now().Add(patience))
+	_, err := r.Peek(1)
 	switch {
 	case err == nil:
 	case isTimeout(err) && !pol.NeedsName():
 		c.SetReadDeadline(time.Time{})
 		f.Name = hint
-		b.through(p, c, r, f, []netip.Addr{to.Addr()}, "")
+		b.through(p, c, r, f, []netip.Addr{to.Addr()}, func(s sniffed) string {
+			if s.kind == isTLS && (s.encrypted || !i.ends(policy.Name(s.name))) {
+				return ""
+			}
+			return spokeLate(s)
+		})
 		return
-	case isTimeout(err) && hint != "" && pol.MayResolve(hint):
+	case isTimeout(err) && hint != "" && !isWeb(f.Port) && pol.MayResolve(hint):
 		// It speaks second (SSH, SMTP, MySQL), and looked this name up. It gets
 		// to what we resolve the name to, whatever address it took.
 		c.SetReadDeadline(time.Time{})
 		f.Name = hint
-		b.through(p, c, nil, f, nil, hint)
+		b.through(p, c, r, f, nil, func(s sniffed) string {
+			if s.kind == isTLS && !s.encrypted && policy.Name(s.name) == hint && !i.ends(hint) {
+				return ""
+			}
+			return spokeLate(s)
+		})
 		return
 	case isTimeout(err):
 		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonSilent})
@@ -115,7 +131,11 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 	c.SetReadDeadline(time.Time{})
 	switch s.kind {
 	case isHTTP:
-		b.serveHTTP(c, r, to)
+		b.serveHTTP(p, c, r, to)
+		return
+	case isLikeHTTP:
+		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonMalformed})
+		reset(c)
 		return
 	case isTLS:
 		// Without a name, or with one that is only the outer of two: by address.
@@ -123,19 +143,42 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 			f.Name = policy.Name(s.name)
 		}
 		if i.ends(f.Name) {
-			b.serveTLS(i, c, r, to, f.Name)
+			b.serveTLS(p, i, c, r, to, f.Name)
 			return
 		}
 	default:
-		if pol.MayResolve(hint) {
+		switch {
+		case isWeb(f.Port) && pol.NeedsName():
+			if v := pol.Decide(f, b.up.Host); !v.Allow {
+				if v.Reason == policy.ReasonDefault || v.Reason == policy.ReasonNoName {
+					v.Reason = reasonNotHTTP
+				}
+				b.refuse(f, v)
+				reset(c)
+				return
+			}
+		case pol.MayResolve(hint):
 			f.Name = hint
 		}
 	}
 	if f.Name == "" || !pol.NeedsName() || byAddress(pol, f, b.up.Host) {
-		b.through(p, c, r, f, []netip.Addr{to.Addr()}, "")
+		b.through(p, c, r, f, []netip.Addr{to.Addr()}, nil)
 		return
 	}
-	b.through(p, c, r, f, nil, "")
+	b.through(p, c, r, f, nil, nil)
+}
+
+// spokeLate says why a connection that was made before its client spoke does not
+// go on; "" = it does. A request or a ClientHello would have been treated by its
+// own name.
+func spokeLate(s sniffed) string {
+	switch s.kind {
+	case isHTTP, isTLS:
+		return policy.ReasonNoName
+	case isLikeHTTP:
+		return reasonMalformed
+	}
+	return ""
 }
 
 // byAddress says whether a rule for its address lets a named flow go where the
@@ -146,9 +189,10 @@ func byAddress(p *policy.Policy, f policy.Flow, host func(netip.Addr) bool) bool
 }
 
 // through connects the sandbox with one of addrs; nil: with what the name of f
-// resolves to. r has what was read of c already, nil = nothing. If expect is
-// set, what the sandbox says first may show no other name.
-func (b *Box) through(p *passage, c *net.TCPConn, r *bufio.Reader, f policy.Flow, addrs []netip.Addr, expect string) {
+// resolves to. r has what was read of c already, nil = nothing. If late is set
+// the sandbox has said nothing yet; of what it then says first late tells why it
+// ends the connection, "" = it does not.
+func (b *Box) through(p *passage, c *net.TCPConn, r *bufio.Reader, f policy.Flow, addrs []netip.Addr, late func(sniffed) string) {
 	up, err := b.dial(p, f, addrs)
 	if err != nil {
 		reset(c)
@@ -164,16 +208,12 @@ func (b *Box) through(p *passage, c *net.TCPConn, r *bufio.Reader, f policy.Flow
 		return
 	}
 	defer c.Close()
-	if expect != "" {
-		r = bufio.NewReaderSize(c, sniffBytes)
-	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if expect != "" {
+		if late != nil {
 			if _, err := r.Peek(1); err == nil {
-				s := sniff(r)
-				if s.kind == isHTTP || s.kind == isTLS && (s.encrypted || policy.Name(s.name) != expect) {
-					p.entry.cut(policy.Verdict{Rule: -1, Reason: policy.ReasonNoName})
+				if why := late(sniff(r)); why != "" {
+					b.flows.deny(p.entry, policy.Verdict{Rule: -1, Reason: why})
 					reset(c)
 					reset(up)
 					return
@@ -258,7 +298,10 @@ func (b *Box) dial(p *passage, f policy.Flow, addrs []netip.Addr) (*net.TCPConn,
 	return nil, sandbox.Errorf(sandbox.Unavailable, "egress.dial", "%s port %d: %w", f.Name, f.Port, last)
 }
 
-var errDenied = sandbox.Errorf(sandbox.Denied, "egress.dial", "the network policy of this sandbox denies it")
+var (
+	errDenied      = sandbox.Errorf(sandbox.Denied, "egress.dial", "the network policy of this sandbox denies it")
+	errConnections = sandbox.Errorf(sandbox.Denied, "egress.dial", "too many connections: this sandbox has as many open as it may")
+)
 
 // sortAddrs puts first what the sandbox chose, if it is among them, then those
 // of its family.

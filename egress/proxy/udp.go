@@ -112,7 +112,7 @@ func (b *Box) datagram(s session, packet []byte) {
 		return
 	}
 	us := &udpSession{}
-	p := b.enter(func() {})
+	p := b.enter(nil, func() {})
 	if p == nil {
 		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonConnections})
 		return

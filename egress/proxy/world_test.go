@@ -144,6 +144,10 @@ func TestWorld(t *testing.T) {
 		}, "HTTP/1.1 403", "", ""},
 		try{"domain: HTTP/2 without TLS", func(x a) string { return x.Raw(good+":80", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") }, "HTTP/", "", ""},
 		try{"domain: a method nobody knows", func(x a) string { return x.Raw(good+":80", "FETCH / HTTP/1.1\r\nHost: evil.test\r\n\r\n") }, "HTTP/1.1 403", "", ""},
+		try{"domain: a denial in words", func(x a) string {
+			_, body, _ := strings.Cut(x.Raw(good+":80", "GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"), "\r\n\r\n")
+			return body
+		}, "cove: the network policy of this sandbox does not allow evil.test port 80\n", "", ""},
 		try{"domain: a host with a path", func(x a) string { return x.Raw(good+":80", "GET / HTTP/1.1\r\nHost: evil.test/good.test\r\n\r\n") }, "HTTP/1.1 40", "", ""},
 		try{"domain: something else", func(x a) string { return x.Raw(evil+":8080", "\x00\x01\x02\x03") }, "reset", "", ""},
 		try{"domain: silence to a stranger", func(x a) string { return x.Line(evil + ":22") }, "reset", "", ""},
@@ -190,6 +194,52 @@ func TestWorld(t *testing.T) {
 		try{"none: a name", func(x a) string { return x.Ask("udp", gateway, "good.test", dns.TypeA) }, "NXDOMAIN", "", ""},
 		try{"none: UDP", func(x a) string { return x.UDP(good+":9999", "x") }, "timeout", "", ""},
 	)
+	// co.test is at the address of good.test, as the sites of a host or a CDN are.
+	// Each asks for it in a way that some server understands.
+	w.Name("co.test", good)
+	lookUp := try{"shared address: looked up", func(x a) string { return x.Ask("tcp", gateway, "good.test", dns.TypeA) }, "NOERROR " + good, "", "good.test"}
+	shared := func(policy, want string) (cases []try) {
+		for _, c := range []struct{ name, port, text string }{
+			{"a blank line first", ":80", "\r\nGET / HTTP/1.1\r\nHost: co.test\r\n\r\n"},
+			{"a blank line first, another port", ":8080", "\r\nGET / HTTP/1.1\r\nHost: co.test\r\n\r\n"},
+			{"a space at the end", ":8080", "GET / HTTP/1.1 \r\nHost: co.test\r\n\r\n"},
+			{"tabs", ":8080", "GET\t/\tHTTP/1.1\r\nHost: co.test\r\n\r\n"},
+			{"small letters", ":8080", "GET / http/1.1\r\nHost: co.test\r\n\r\n"},
+			{"other blanks", ":8080", "GET\v/\fHTTP/1.1\x1c\r\nHost: co.test\r\n\r\n"},
+			{"a control character", ":8080", "GET /\x01 http/1.1\r\nHost: co.test\r\n\r\n"},
+			{"a line beyond what is looked at", ":8080", "GET /" + strings.Repeat("x", 40<<10) + " HTTP/1.1\r\nHost: co.test\r\n\r\n"},
+			{"no version", ":8080", "GET http://co.test/\r\n\r\n"},
+			{"no version, headers", ":8080", "GET x\r\nHost: co.test\r\n\r\n"},
+			{"behind a PROXY line", ":8080", "PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nGET / HTTP/1.1\r\nHost: co.test\r\n\r\n"},
+			{"no request on port 80", ":80", "EHLO co.test\r\n"},
+			{"no ClientHello on port 443", ":443", "\x00\x01\x02\x03"},
+		} {
+			cases = append(cases, try{"shared address, " + policy + ": " + c.name, func(x a) string { return x.Raw(good+c.port, c.text) }, want, "", ""})
+		}
+		return append(cases, try{"shared address, " + policy + ": a line longer than most", func(x a) string {
+			return x.Raw(good+":80", "GET /"+strings.Repeat("x", 10<<10)+" HTTP/1.1\r\nHost: co.test\r\n\r\n")
+		}, "HTTP/1.1 403", "", ""})
+	}
+	add(network(t, "rules", "allow good.test"), append([]try{lookUp}, shared("allowed by name", "reset")...)...)
+	add(network(t, "public", "deny co.test"), append([]try{lookUp}, shared("denied by name", "reset")...)...)
+	// What no server takes for HTTP is still known by the name that was looked up.
+	others := []try{lookUp}
+	for _, c := range []struct{ name, text string }{
+		{"SSH", "SSH-2.0-OpenSSH_9.6p1 Debian-3\r\n"},
+		{"SMTP", "EHLO good.test\r\n"},
+		{"IRC", "NICK x\r\nUSER x 0 * :x\r\n"},
+		{"redis", "*1\r\n$4\r\nPING\r\n"},
+		{"memcached", "get x\r\n"},
+		{"postgres", "\x00\x00\x00\x08\x04\xd2\x16\x2f"},
+		{"git", "0032git-upload-pack /project.git\x00host=good.test\x00"},
+		{"svn", "( 2 ( edit-pipeline ) 15:svn://good.test/ ) "},
+		{"LDAP", "\x30\x0c\x02\x01\x01\x60\x07\x02\x01\x03\x04\x00\x80\x00"},
+	} {
+		others = append(others, try{"not HTTP: " + c.name, func(x a) string { return x.Raw(good+":22", c.text) }, "hello from " + good + "\n" + c.text, good + " banner", ""})
+	}
+	others[1].asked = "good.test" // IPv6 too
+	add(network(t, "rules", "allow good.test"), others...)
+
 	n := 0
 	for _, g := range groups {
 		x := egresstest.NewAttacker(t, w, g.network)

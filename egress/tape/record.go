@@ -281,7 +281,7 @@ func (t recording) RoundTrip(req *http.Request) (*http.Response, error) {
 	res, err := t.next.RoundTrip(req)
 	if err != nil {
 		if req.Context().Err() == nil { // else nobody knows what the answer would have been
-			e.finish(end{Failed: &fault{Class: sandbox.ClassOf(err), Msg: text(err.Error())}})
+			e.finish(end{Failed: &fault{Class: sandbox.ClassOf(err), Msg: text(sandbox.Plain(err))}})
 		}
 		return nil, err
 	}
