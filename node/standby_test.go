@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/runtime/fake"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/snapshot"
 )
 
 // inStateWorld is inWorld with a content store, which outlives crashes.
@@ -127,6 +129,44 @@ func TestWhatWasPausedByHandStaysHot(t *testing.T) {
 		w.consistent()
 		if freed, err := w.Collect(t.Context(), nil); err != nil || freed == 0 || store.blobs(t) != 0 {
 			t.Errorf("freed %d, %d blobs left, %v", freed, store.blobs(t), err)
+		}
+	})
+}
+
+// What is taken of a sandbox on disk adds nothing, and is in as many bytes as
+// it is.
+func TestBlobsOfColdContent(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a")
+		if err := w.Pause(t.Context(), "a", true); err != nil {
+			t.Fatal(err)
+		}
+		c, _, err := w.Snapshot(t.Context(), "a", SnapshotRequest{Kind: sandbox.MemorySnapshot, Keep: true})
+		if err != nil || c.Stored != 0 {
+			t.Fatalf("%+v, %v", c, err)
+		}
+		lost := "sha256:" + strings.Repeat("0", 64)
+		for range 2 { // read, and remembered
+			got, err := w.Blobs(t.Context(), []string{c.Manifest, lost, "nonsense"})
+			var h snapshot.Holding
+			h.Add(got[c.Manifest])
+			if err != nil || len(got) != 1 || len(got[c.Manifest]) != store.blobs(t) {
+				t.Fatalf("%v, %v", got, err)
+			}
+			var stored int64
+			if err := store.List(t.Context(), func(i cas.Info) error { stored += i.Stored; return nil }); err != nil || h.Bytes() != stored {
+				t.Errorf("%d bytes of %d, %v", h.Bytes(), stored, err)
+			}
+		}
+		if err := w.Kill(t.Context(), "a", sandbox.End{Cause: sandbox.KilledByUser}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(pendingFor + time.Second)
+		if _, err := w.Collect(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := w.Blobs(t.Context(), []string{c.Manifest}); err != nil || len(got) != 0 || w.states.blobs != 0 {
+			t.Errorf("of what is gone: %v, %v", got, err)
 		}
 	})
 }

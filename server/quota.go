@@ -191,7 +191,7 @@ func (s *Server) admitSnapshot(ctx context.Context) error {
 	if err != nil || q.SnapshotBytes == 0 {
 		return err
 	}
-	n, err := s.store.SnapshotBytes(ctx)
+	n, err := s.snapshotBytes(ctx)
 	if err != nil {
 		return err
 	}
