@@ -133,6 +133,56 @@ func TestWhatWasPausedByHandStaysHot(t *testing.T) {
 	})
 }
 
+// A memory snapshot brings its disk along: a sandbox restored from it holds
+// that much, awake or asleep before, also after a crash.
+func TestARestoreTakesTheSizeOfTheDiskOver(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		sized := func(n int64) func(*sandbox.Spec) { return func(s *sandbox.Spec) { s.Resources.Disk = n } }
+		snap := func(id string, size int64) sandbox.Snapshot {
+			w.create(id, sized(size))
+			c, _, err := w.Snapshot(t.Context(), id, SnapshotRequest{Kind: sandbox.MemorySnapshot, Keep: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sandbox.Snapshot{Kind: sandbox.MemorySnapshot, Spec: smallBox(id, sized(size)).Spec, Content: c}
+		}
+		small, large := snap("small", 1<<20), snap("large", gib)
+		all := []string{"a", "large", "small"}
+		w.create("a", sized(gib/2))
+		for i, from := range []sandbox.Snapshot{small, large, small, large} {
+			if i > 1 {
+				if err := w.Pause(t.Context(), "a", true); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, _, err := w.Restore(t.Context(), "a", baseImage, from); err != nil {
+				t.Fatal(err)
+			}
+			w.consistent(all...)
+			if got, want := w.Capacity().Used.Disk, gib+1<<20+from.Spec.Resources.Disk; got != want {
+				t.Errorf("%d: %d are promised, want %d", i, got, want)
+			}
+		}
+		w.crash(nil)
+		w.open()
+		w.consistent(all...)
+		if got := w.Capacity().Used.Disk; got != 2*gib+1<<20 {
+			t.Errorf("after a crash %d are promised", got)
+		}
+		// What does not fit is refused, and what it had stays promised.
+		w.Node.mu.Lock()
+		w.Node.ledger.limits.DiskOvercommit = 0
+		w.Node.mu.Unlock()
+		if _, _, err := w.Restore(t.Context(), "small", baseImage, large); sandbox.ClassOf(err) != sandbox.NoCapacity {
+			t.Error(err)
+		}
+		w.consistent(all...)
+		if got := w.Capacity().Used.Disk; got != 2*gib+1<<20 {
+			t.Errorf("after a refusal %d are promised", got)
+		}
+	})
+}
+
 // What is taken of a sandbox on disk adds nothing, and is in as many bytes as
 // it is.
 func TestBlobsOfColdContent(t *testing.T) {

@@ -62,8 +62,9 @@ func Create(q sandbox.Quota, used Usage, b Bucket, ask sandbox.Resources, now ti
 	return b.take(q.CreatesPerSecond, now)
 }
 
-// Volume says whether a tenant may have more bytes of volumes.
-func Volume(q sandbox.Quota, used Usage, more int64) error {
+// Disk says whether a tenant may have more bytes of disk, of volumes or of a
+// writable layer.
+func Disk(q sandbox.Quota, used Usage, more int64) error {
 	return within("disk", used.Disk, more, q.Disk, sandbox.FormatSize)
 }
 

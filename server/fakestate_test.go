@@ -278,6 +278,9 @@ func (n *fakeNode) Restore(ctx context.Context, id string, img sandbox.Image, fr
 	sb := g.sb
 	sb.Episode++
 	sb.ImageID = img.ID
+	if from.Kind == sandbox.MemorySnapshot {
+		sb.Spec.Resources.Disk = from.Spec.Resources.Disk
+	}
 	n.live[id] = f.thaw(sb)
 	close(g.dead)
 	return sb.Episode, time.Millisecond, nil

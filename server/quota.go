@@ -113,6 +113,39 @@ func (l *ledger) bind(id, tenant string, res sandbox.Resources) {
 	l.held[id] = holding{tenant, res}
 }
 
+// resize has a sandbox hold another size of disk, if its tenant may.
+func (l *ledger) resize(id string, q sandbox.Quota, volumes, disk int64) (back func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h, ok := l.held[id]
+	if !ok {
+		return func() {}, nil // it has ended
+	}
+	used := l.used[h.tenant]
+	used.Disk += volumes
+	was := h.res.Disk
+	if err := quota.Disk(q, used, disk-was); err != nil {
+		return nil, err
+	}
+	l.diskLocked(id, disk)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.diskLocked(id, was)
+	}, nil
+}
+
+func (l *ledger) diskLocked(id string, disk int64) {
+	h, ok := l.held[id]
+	if !ok {
+		return
+	}
+	used := l.used[h.tenant]
+	used.Disk += disk - h.res.Disk
+	h.res.Disk = disk
+	l.held[id], l.used[h.tenant] = h, used
+}
+
 // ended gives back what a sandbox held, once.
 func (l *ledger) ended(id string) {
 	l.mu.Lock()
@@ -185,6 +218,24 @@ func (s *Server) admit(ctx context.Context, tenant string, res sandbox.Resources
 	return back, q, err
 }
 
+// resizeDisk reserves another size of disk for a sandbox; back undoes it.
+func (s *Server) resizeDisk(ctx context.Context, sb sandbox.Sandbox, disk int64) (back func(), err error) {
+	if disk == sb.Spec.Resources.Disk {
+		return func() {}, nil
+	}
+	q, err := s.quotas.of(ctx, sb.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	var volumes int64
+	if q.Disk > 0 {
+		if volumes, err = s.volumeBytes(store.In(ctx, sb.Tenant)); err != nil {
+			return nil, err
+		}
+	}
+	return s.ledger.resize(sb.ID, q, volumes, disk)
+}
+
 // admitSnapshot refuses a snapshot of a tenant whose snapshots take all they may.
 func (s *Server) admitSnapshot(ctx context.Context) error {
 	q, err := s.quotas.of(ctx, store.ScopeOf(ctx).Tenant())
@@ -216,5 +267,5 @@ func (s *Server) admitVolume(ctx context.Context, more int64) error {
 	}
 	used := s.ledger.usage(tenant)
 	used.Disk += n
-	return quota.Volume(q, used, more)
+	return quota.Disk(q, used, more)
 }
