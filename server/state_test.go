@@ -202,6 +202,10 @@ func TestStoppedByASnapshot(t *testing.T) {
 	if _, end, err := rest(s); err != nil || end.GetEnd().GetCause() != "killed_by_user" {
 		t.Errorf("its process: %v, %v", end, err)
 	}
+	tree, err := w.client.Sandboxes.Tree(t.Context(), connect.NewRequest(&covev1.TreeRequest{Id: a.Id}))
+	if err != nil || len(tree.Msg.Nodes) != 2 || tree.Msg.Nodes[0].Id != snap.Id || tree.Msg.Nodes[1].Id != a.Id || tree.Msg.Nodes[1].Parent != snap.Id {
+		t.Errorf("the tree of what was stopped: %v, %v", tree, err)
+	}
 	// What ran goes on in the next one, and its output is where it was.
 	b := w.create(&covev1.SandboxSpec{Snapshot: snap.Id})
 	st, err := w.client.Processes.Attach(t.Context(), connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: b.Id, ExecId: "p", Offset: 5}))
@@ -255,8 +259,13 @@ func TestTheRecordComesBeforeTheEnd(t *testing.T) {
 		if _, err := w.store.GetSnapshot(w.all(), "last"); err != nil {
 			t.Errorf("no record: %v", err)
 		}
-		if sb, err := w.store.GetSandbox(w.all(), a.Id); err != nil || sb.End != nil {
+		sb, err := w.store.GetSandbox(w.all(), a.Id)
+		if err != nil || sb.End != nil {
 			t.Errorf("the sandbox: %v, %v", sb.End, err)
+		}
+		// A server that dies here has its place in the tree too.
+		if snap, err := w.store.GetSnapshot(w.all(), "last"); err != nil || sb.Lineage.Parent != snap.ID {
+			t.Errorf("it is below %q, %v", sb.Lineage.Parent, err)
 		}
 	}
 	w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "last", Stop: true})
