@@ -97,9 +97,7 @@ func (l *Ledger) admit(r sandbox.Resources, retry time.Duration, wakes bool) err
 	}
 	total := l.Total()
 	short := func(what string, want, have int64, unit string) error {
-		return &sandbox.Error{Class: sandbox.NoCapacity, Op: "node.admit", RetryAfter: retry,
-			Msg:  fmt.Sprintf("not enough %s: %s asked, %s left", what, amount(want, unit), amount(max(have, 0), unit)),
-			Hint: fmt.Sprintf("kill sandboxes, ask for less %s, or add a machine", what)}
+		return shortOf(what, want, have, unit, retry)
 	}
 	switch {
 	case l.count >= l.limits.MaxSandboxes:
@@ -119,6 +117,27 @@ func (l *Ledger) admit(r sandbox.Resources, retry time.Duration, wakes bool) err
 	}
 	l.Hold(r)
 	return nil
+}
+
+// Resize makes a promise of r one with another size of disk, or says why not.
+func (l *Ledger) Resize(r sandbox.Resources, disk int64, retry time.Duration) error {
+	more, left := disk-r.Disk, l.Total().Disk-l.used.Disk
+	if more > 0 {
+		if err := l.fits(sandbox.Resources{Disk: disk}); err != nil {
+			return err
+		}
+		if more > left {
+			return shortOf("disk", more, left, "B", retry)
+		}
+	}
+	l.used.Disk += more
+	return nil
+}
+
+func shortOf(what string, want, have int64, unit string, retry time.Duration) error {
+	return &sandbox.Error{Class: sandbox.NoCapacity, Op: "node.admit", RetryAfter: retry,
+		Msg:  fmt.Sprintf("not enough %s: %s asked, %s left", what, amount(want, unit), amount(max(have, 0), unit)),
+		Hint: fmt.Sprintf("kill sandboxes, ask for less %s, or add a machine", what)}
 }
 
 // fits refuses what no amount of waiting would give.

@@ -60,7 +60,12 @@ type contents struct {
 	packs   map[*pack]bool       // on their way into the store
 	sweeps  map[*sweep]bool      // collections under way
 	buildOf map[string]string    // by manifest, as far as it was read; "" of files
+	blobsOf map[string][]snapshot.Blob
+	blobs   int // of blobsOf, in all
 }
+
+// mostBlobs are remembered: 40 bytes each, one per 4 MiB of memory.
+const mostBlobs = 1 << 20
 
 // pack is content on its way into the store; no list of roots can name it.
 type pack struct{ began time.Time }
@@ -100,7 +105,7 @@ func openContents(cfg StateConfig) (*contents, error) {
 		}
 	}
 	return &contents{cfg: cfg, next: newKernelID, plain: map[string]*plainDir{}, pending: map[cas.ID]time.Time{},
-		packs: map[*pack]bool{}, sweeps: map[*sweep]bool{}, buildOf: map[string]string{}}, nil
+		packs: map[*pack]bool{}, sweeps: map[*sweep]bool{}, buildOf: map[string]string{}, blobsOf: map[string][]snapshot.Blob{}}, nil
 }
 
 // scratch is a new empty directory; undo removes it.
@@ -321,6 +326,47 @@ func (c *contents) builds(ctx context.Context, kept map[string]bool) ([]string, 
 	return slices.Collect(maps.Keys(found)), nil
 }
 
+// inBlobs says what content is in. It never changes, so what was read is
+// remembered: a tenant with a quota has all of its own asked for with every
+// snapshot.
+func (c *contents) inBlobs(ctx context.Context, manifest string) ([]snapshot.Blob, error) {
+	c.mu.Lock()
+	known, ok := c.blobsOf[manifest]
+	c.mu.Unlock()
+	if ok {
+		return known, nil
+	}
+	id, err := cas.ParseID(manifest)
+	if err != nil {
+		return nil, err
+	}
+	found, whole, err := snapshot.Blobs(ctx, c.cfg.Store, id)
+	if err != nil || !whole {
+		return found, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.blobs+len(found) > mostBlobs {
+		clear(c.blobsOf)
+		c.blobs = 0
+	}
+	if _, ok := c.blobsOf[manifest]; !ok {
+		c.blobsOf[manifest] = found
+		c.blobs += len(found)
+	}
+	return found, nil
+}
+
+// forgetBlobsLocked forgets what content was in that is gone.
+func (c *contents) forgetBlobsLocked(kept map[cas.ID]bool) {
+	for m, blobs := range c.blobsOf {
+		if !kept[cas.ID(m)] {
+			delete(c.blobsOf, m)
+			c.blobs -= len(blobs)
+		}
+	}
+}
+
 // drop lets go of a fork's directory.
 func (c *contents) drop(name string) {
 	c.mu.Lock()
@@ -414,6 +460,7 @@ func (c *contents) collect(ctx context.Context, keep []string) (freed int64, kep
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.sweeps, s)
+		c.forgetBlobsLocked(roots)
 	}()
 	removed, err := snapshot.Collector{Grace: -1}.Collect(ctx, s, slices.Sorted(maps.Keys(roots)), false)
 	for _, b := range removed {

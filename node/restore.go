@@ -160,6 +160,9 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	sb.ImageID, sb.Standby = img.ID, sandbox.Awake
 	sb.Episode++
 	sb.Spec.Authority = cmp.Or(from.Spec.Authority, sb.Spec.Authority) // what its files and processes trust
+	if from.Kind == sandbox.MemorySnapshot {
+		sb.Spec.Resources.Disk = cmp.Or(from.Spec.Resources.Disk, sb.Spec.Resources.Disk) // its writable layer comes with it, as large as it is
+	}
 	next := n.newBox(sb, img.Config, path)
 	next.container.Volumes = b.container.Volumes
 	if from.Kind == sandbox.MemorySnapshot {
@@ -172,13 +175,22 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 			return 0, 0, sandbox.WithOp("node.restore", err)
 		}
 	}
-	k, err := n.embody(rctx, next, from)
+	n.mu.Lock()
+	was := b.resources.Disk
+	n.mu.Unlock()
+	// Until one of the two is gone it may be either.
+	err = n.resize(b, max(was, sb.Spec.Resources.Disk))
+	var k runtime.Kernel
+	if err == nil {
+		k, err = n.embody(rctx, next, from)
+	}
 	if err == nil {
 		if err = n.journal.append(record{Kind: recCreated, ID: id, Entry: &entry{Sandbox: sb, Image: img.Config, Kernel: k.Handle(), Needs: next.needs}}); err != nil {
 			n.discard(k)
 		}
 	}
 	if err != nil {
+		_ = n.resize(b, was) // less always fits
 		if asleep {
 			n.mu.Lock()
 			n.releaseLocked(b)
@@ -189,6 +201,7 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 		}
 		return 0, 0, sandbox.WithOp("node.restore", err)
 	}
+	_ = n.resize(b, sb.Spec.Resources.Disk)
 	n.mu.Lock()
 	old := b.kernel
 	if b.cold != nil {
@@ -197,7 +210,7 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	}
 	b.kernel, b.cold, b.container, b.image = k, nil, next.container, next.image
 	b.sb.ImageID, b.sb.Episode, b.needs = sb.ImageID, sb.Episode, next.needs
-	b.sb.Spec.Authority = sb.Spec.Authority
+	b.sb.Spec.Authority, b.sb.Spec.Resources = sb.Spec.Authority, sb.Spec.Resources
 	b.touched++
 	b.same = nil
 	n.standLocked(b, sandbox.Awake, false)
@@ -210,6 +223,19 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	}
 	n.seekTape(id, from.Content.Replay)
 	return sb.Episode, time.Since(start), nil
+}
+
+// resize has b hold another size of disk.
+func (n *Node) resize(b *box, disk int64) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if b.held {
+		if err := n.ledger.Resize(b.resources, disk, time.Second); err != nil {
+			return err
+		}
+	}
+	b.resources.Disk = disk
+	return nil
 }
 
 // embody gives a box a kernel that is what the snapshot says.

@@ -317,6 +317,27 @@ func (n *Node) Verify(ctx context.Context, c sandbox.Content) (int64, error) {
 	return c.Size, nil
 }
 
+// Blobs says what each content is in. One that cannot be read is left out. The
+// caller does not change what it gets.
+func (n *Node) Blobs(ctx context.Context, manifests []string) (map[string][]snapshot.Blob, error) {
+	out := make(map[string][]snapshot.Blob, len(manifests))
+	if n.states == nil {
+		return out, nil
+	}
+	for _, m := range manifests {
+		blobs, err := n.states.inBlobs(ctx, m)
+		if ctx.Err() != nil {
+			return nil, contextError("node.blobs", ctx)
+		}
+		if err != nil {
+			n.log.Warn("cannot tell what content takes", "manifest", m, "err", err)
+			continue
+		}
+		out[m] = blobs
+	}
+	return out, nil
+}
+
 // Release lets go of content that was made for a fork.
 func (n *Node) Release(_ context.Context, c sandbox.Content) error {
 	if n.states != nil && c.Plain != "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/runtime/fake"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/snapshot"
 )
 
 // inStateWorld is inWorld with a content store, which outlives crashes.
@@ -127,6 +129,94 @@ func TestWhatWasPausedByHandStaysHot(t *testing.T) {
 		w.consistent()
 		if freed, err := w.Collect(t.Context(), nil); err != nil || freed == 0 || store.blobs(t) != 0 {
 			t.Errorf("freed %d, %d blobs left, %v", freed, store.blobs(t), err)
+		}
+	})
+}
+
+// A memory snapshot brings its disk along: a sandbox restored from it holds
+// that much, awake or asleep before, also after a crash.
+func TestARestoreTakesTheSizeOfTheDiskOver(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		sized := func(n int64) func(*sandbox.Spec) { return func(s *sandbox.Spec) { s.Resources.Disk = n } }
+		snap := func(id string, size int64) sandbox.Snapshot {
+			w.create(id, sized(size))
+			c, _, err := w.Snapshot(t.Context(), id, SnapshotRequest{Kind: sandbox.MemorySnapshot, Keep: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sandbox.Snapshot{Kind: sandbox.MemorySnapshot, Spec: smallBox(id, sized(size)).Spec, Content: c}
+		}
+		small, large := snap("small", 1<<20), snap("large", gib)
+		all := []string{"a", "large", "small"}
+		w.create("a", sized(gib/2))
+		for i, from := range []sandbox.Snapshot{small, large, small, large} {
+			if i > 1 {
+				if err := w.Pause(t.Context(), "a", true); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, _, err := w.Restore(t.Context(), "a", baseImage, from); err != nil {
+				t.Fatal(err)
+			}
+			w.consistent(all...)
+			if got, want := w.Capacity().Used.Disk, gib+1<<20+from.Spec.Resources.Disk; got != want {
+				t.Errorf("%d: %d are promised, want %d", i, got, want)
+			}
+		}
+		w.crash(nil)
+		w.open()
+		w.consistent(all...)
+		if got := w.Capacity().Used.Disk; got != 2*gib+1<<20 {
+			t.Errorf("after a crash %d are promised", got)
+		}
+		// What does not fit is refused, and what it had stays promised.
+		w.Node.mu.Lock()
+		w.Node.ledger.limits.DiskOvercommit = 0
+		w.Node.mu.Unlock()
+		if _, _, err := w.Restore(t.Context(), "small", baseImage, large); sandbox.ClassOf(err) != sandbox.NoCapacity {
+			t.Error(err)
+		}
+		w.consistent(all...)
+		if got := w.Capacity().Used.Disk; got != 2*gib+1<<20 {
+			t.Errorf("after a refusal %d are promised", got)
+		}
+	})
+}
+
+// What is taken of a sandbox on disk adds nothing, and is in as many bytes as
+// it is.
+func TestBlobsOfColdContent(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a")
+		if err := w.Pause(t.Context(), "a", true); err != nil {
+			t.Fatal(err)
+		}
+		c, _, err := w.Snapshot(t.Context(), "a", SnapshotRequest{Kind: sandbox.MemorySnapshot, Keep: true})
+		if err != nil || c.Stored != 0 {
+			t.Fatalf("%+v, %v", c, err)
+		}
+		lost := "sha256:" + strings.Repeat("0", 64)
+		for range 2 { // read, and remembered
+			got, err := w.Blobs(t.Context(), []string{c.Manifest, lost, "nonsense"})
+			var h snapshot.Holding
+			h.Add(got[c.Manifest])
+			if err != nil || len(got) != 1 || len(got[c.Manifest]) != store.blobs(t) {
+				t.Fatalf("%v, %v", got, err)
+			}
+			var stored int64
+			if err := store.List(t.Context(), func(i cas.Info) error { stored += i.Stored; return nil }); err != nil || h.Bytes() != stored {
+				t.Errorf("%d bytes of %d, %v", h.Bytes(), stored, err)
+			}
+		}
+		if err := w.Kill(t.Context(), "a", sandbox.End{Cause: sandbox.KilledByUser}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(pendingFor + time.Second)
+		if _, err := w.Collect(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := w.Blobs(t.Context(), []string{c.Manifest}); err != nil || len(got) != 0 || w.states.blobs != 0 {
+			t.Errorf("of what is gone: %v, %v", got, err)
 		}
 	})
 }

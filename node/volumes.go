@@ -131,6 +131,10 @@ func (v *Volumes) CreateFrom(ctx context.Context, s sandbox.Volume, c sandbox.Co
 	if v.n.states == nil {
 		return sandbox.Volume{}, sandbox.Errorf(sandbox.Unsupported, "node.volume", "this node keeps no state")
 	}
+	if c.Size > s.Size { // it need not be tried
+		return sandbox.Volume{}, volume.TooSmall(s.Name, s.Size).
+			WithHint("the files of the snapshot are %s; ask for more than that, some of a volume is its file system's own", sandbox.FormatSize(c.Size))
+	}
 	var d volume.Volume
 	err := v.n.states.piped(ctx, c, func(r io.Reader) (err error) {
 		d, err = v.set.Import(ctx, s.Name, s.Size, r)

@@ -80,8 +80,9 @@ func times(a int64, n int) int64 {
 	return a * int64(n)
 }
 
-// Volume says whether a tenant may have more bytes of volumes.
-func Volume(q sandbox.Quota, used Usage, more int64) error {
+// Disk says whether a tenant may have more bytes of disk, of volumes or of a
+// writable layer.
+func Disk(q sandbox.Quota, used Usage, more int64) error {
 	return within("disk", used.Disk, more, q.Disk, sandbox.FormatSize)
 }
 

@@ -50,7 +50,7 @@ func TestSnapshotAndVolume(t *testing.T) {
 	if Snapshot(q, Usage{SnapshotBytes: 99}) != nil || Snapshot(q, Usage{SnapshotBytes: 100}) == nil || Snapshot(sandbox.Quota{}, Usage{SnapshotBytes: 1 << 60}) != nil {
 		t.Error("snapshots")
 	}
-	if Volume(q, Usage{Disk: 40}, 60) != nil || Volume(q, Usage{Disk: 40}, 61) == nil || Volume(q, Usage{Disk: 400}, -5) != nil {
+	if Disk(q, Usage{Disk: 40}, 60) != nil || Disk(q, Usage{Disk: 40}, 61) == nil || Disk(q, Usage{Disk: 400}, -5) != nil {
 		t.Error("volumes")
 	}
 }

@@ -11,10 +11,13 @@ import (
 // Bounds of snapshots, forks, templates and volumes; the messages below print
 // them.
 const (
-	MaxVolumes      = 16  // of one sandbox
-	MaxForks        = 256 // children of one call
-	DefaultVolume   = GiB
-	MinVolume       = MiB
+	MaxVolumes    = 16  // of one sandbox
+	MaxForks      = 256 // children of one call
+	DefaultVolume = GiB
+	// MinVolume holds ext4's own tables and journal with room to spare, MaxVolume
+	// is ext4's with 4 KiB blocks.
+	MinVolume       = 16 * MiB
+	MaxVolume       = 16 << 40
 	DefaultReady    = time.Minute
 	longestReady    = time.Hour
 	maxStartCommand = 64 * int(KiB)
@@ -178,8 +181,8 @@ func ValidateMountPath(field, p string) error {
 
 // ValidateVolumeSize checks the size of a volume, with its default.
 func ValidateVolumeSize(field string, size int64) error {
-	if size < MinVolume {
-		return InvalidField(field, "%s is not accepted; at least %s is", bytesText(size), bytesText(MinVolume))
+	if size < MinVolume || size > MaxVolume {
+		return InvalidField(field, "%s is not accepted; %s to %s are", bytesText(size), bytesText(MinVolume), bytesText(MaxVolume))
 	}
 	return nil
 }

@@ -120,8 +120,9 @@ func TestStateNumbers(t *testing.T) {
 		{ValidateFork(257, 0), "count", "256"},
 		{ValidateFork(3, 4), "min_ready", "3"},
 		{ValidateFork(3, -1), "min_ready", ""},
-		{ValidateVolumeSize("size", MiB-1), "size", "1MiB"},
-		{ValidateVolumeSize("size", -1), "size", "1MiB"},
+		{ValidateVolumeSize("size", 16*MiB-1), "size", "16MiB"},
+		{ValidateVolumeSize("size", -1), "size", "16MiB"},
+		{ValidateVolumeSize("size", 16<<40+1), "size", "16TiB"},
 		{Readiness{Command: "x", Port: 1}.Validate(), "ready_port", "at most one"},
 		{Readiness{Port: 65536}.Validate(), "ready_port", "65535"},
 		{Readiness{Port: -1}.Validate(), "ready_port", "65535"},
@@ -138,7 +139,7 @@ func TestStateNumbers(t *testing.T) {
 	} {
 		checkRefusal(t, c.err, c.field, c.says)
 	}
-	if err := first(ValidateFork(1, 0), ValidateFork(256, 256), ValidateVolumeSize("size", MiB), Readiness{}.Validate(),
+	if err := first(ValidateFork(1, 0), ValidateFork(256, 256), ValidateVolumeSize("size", 16*MiB), ValidateVolumeSize("size", 16<<40), Readiness{}.Validate(),
 		Readiness{Port: 65535, Timeout: time.Hour}.Validate(), ValidateRetention(1, nil, 1, time.Second)); err != nil {
 		t.Error(err)
 	}

@@ -227,7 +227,7 @@ func (b *build) freeze(ctx context.Context, sb sandbox.Sandbox) (tpl sandbox.Tem
 		}
 		return tpl, snap, b.explain(ctx, sb.ID, err)
 	}
-	if err := b.afterSnapshot(ctx, sb, snap, true); err != nil {
+	if err := b.stopped(ctx, sb); err != nil {
 		b.log.Warn("the end of a template's build is not on record yet", "sandbox", sb.ID, "err", err)
 	}
 	return tpl, snap, nil

@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/snapshot"
 )
 
 // fakeState is what a fakeNode knows of snapshots, standby and volumes; guarded
@@ -29,6 +31,7 @@ type fakeState struct {
 	passing   map[string]fakeFrozen // by checkpoint, until Release
 	ofImage   map[string]fakeFrozen // what a prepared image holds
 	standby   map[string]sandbox.Standby
+	cold      map[string]string // by sandbox, what it went to disk as
 	mounted   map[string]string // sandbox+path → manifest
 	corrupt   map[string]bool
 	made      int
@@ -45,7 +48,7 @@ type fakeFrozen struct {
 }
 
 func newFakeState() fakeState {
-	return fakeState{frozen: map[string]fakeFrozen{}, passing: map[string]fakeFrozen{}, ofImage: map[string]fakeFrozen{}, standby: map[string]sandbox.Standby{},
+	return fakeState{frozen: map[string]fakeFrozen{}, passing: map[string]fakeFrozen{}, ofImage: map[string]fakeFrozen{}, standby: map[string]sandbox.Standby{}, cold: map[string]string{},
 		mounted: map[string]string{}, corrupt: map[string]bool{}, volumeSet: &fakeVolumes{vols: map[string]*fakeVolume{}}}
 }
 
@@ -78,10 +81,16 @@ func (n *fakeNode) guestOfLocked(sb sandbox.Sandbox, img sandbox.Image) *fakeGue
 func (n *fakeNode) Pause(ctx context.Context, id string, cold bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if _, err := n.find(id); err != nil {
+	g, err := n.find(id)
+	if err != nil {
 		return err
 	}
 	if cold {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if n.standby[id] != sandbox.Cold {
+			n.cold[id], _ = n.storeLocked(g, sandbox.MemorySnapshot)
+		}
 		n.standby[id] = sandbox.Cold
 	} else if n.standby[id] == "" {
 		n.standby[id] = sandbox.Hot
@@ -126,19 +135,23 @@ func (n *fakeNode) Snapshot(ctx context.Context, id string, r SnapshotRequest) (
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(n.standby, id)
-	n.made++
-	c = sandbox.Content{Size: 1000, Stored: 10, Build: "fake"}
+	c = sandbox.Content{Size: 1000, Build: "fake"}
+	cold := r.Kind == sandbox.MemorySnapshot && n.standby[id] == sandbox.Cold
+	if !cold {
+		delete(n.standby, id)
+	}
 	switch {
+	case cold: // it is its own snapshot
+		c.Manifest = n.cold[id]
 	case r.Keep && g.clean != "" && r.Kind == sandbox.MemorySnapshot:
-		c.Manifest, c.Same, c.Stored = g.clean, g.clean, 0
+		c.Manifest, c.Same = g.clean, g.clean
 	case r.Keep:
-		c.Manifest = fmt.Sprintf("m%d", n.made)
-		n.frozen[c.Manifest] = g.freeze(r.Kind)
+		c.Manifest, c.Stored = n.storeLocked(g, r.Kind)
 		if r.Kind == sandbox.MemorySnapshot {
 			g.clean = c.Manifest
 		}
 	default:
+		n.made++
 		c.Plain = fmt.Sprintf("c%d", n.made)
 		n.passing[c.Plain] = g.freeze(r.Kind)
 	}
@@ -154,6 +167,48 @@ func (n *fakeNode) Snapshot(ctx context.Context, id string, r SnapshotRequest) (
 		n.endLocked(g, sandbox.End{Cause: sandbox.KilledByUser, Detail: "stopped by a snapshot", At: time.Now().UTC()})
 	}
 	return c, 5 * time.Millisecond, nil
+}
+
+// storeLocked puts what is inside into the store and says what that added; with
+// g.mu.
+func (n *fakeNode) storeLocked(g *fakeGuest, kind sandbox.SnapshotKind) (manifest string, added int64) {
+	n.made++
+	manifest = fmt.Sprintf("m%d", n.made)
+	before := n.takesLocked()
+	n.frozen[manifest] = g.freeze(kind)
+	return manifest, n.takesLocked() - before
+}
+
+// blobs of some content: its manifest, with the small files in it, and each
+// file of 100 bytes and more.
+func (f fakeFrozen) blobs(manifest string) []snapshot.Blob {
+	out := []snapshot.Blob{{Sum: sha256.Sum256([]byte("manifest " + manifest)), Stored: 10}}
+	for _, data := range f.files {
+		if len(data) >= 100 {
+			out = append(out, snapshot.Blob{Sum: sha256.Sum256(data), Stored: int64(len(data))})
+		}
+	}
+	return out
+}
+
+func (n *fakeNode) takesLocked() int64 {
+	var h snapshot.Holding
+	for m, f := range n.frozen {
+		h.Add(f.blobs(m))
+	}
+	return h.Bytes()
+}
+
+func (n *fakeNode) Blobs(ctx context.Context, manifests []string) (map[string][]snapshot.Blob, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := map[string][]snapshot.Blob{}
+	for _, m := range manifests {
+		if f, ok := n.frozen[m]; ok {
+			out[m] = f.blobs(m)
+		}
+	}
+	return out, nil
 }
 
 func (n *fakeNode) contentLocked(c sandbox.Content) (fakeFrozen, error) {
@@ -223,6 +278,9 @@ func (n *fakeNode) Restore(ctx context.Context, id string, img sandbox.Image, fr
 	sb := g.sb
 	sb.Episode++
 	sb.ImageID = img.ID
+	if from.Kind == sandbox.MemorySnapshot {
+		sb.Spec.Resources.Disk = from.Spec.Resources.Disk
+	}
 	n.live[id] = f.thaw(sb)
 	close(g.dead)
 	return sb.Episode, time.Millisecond, nil
@@ -272,12 +330,17 @@ func (n *fakeNode) Collect(ctx context.Context, keep []string) (freed int64, err
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.collects++
+	before := n.takesLocked()
 	for m := range n.frozen {
-		if !slices.Contains(keep, m) {
+		asleep := false
+		for id := range n.live {
+			asleep = asleep || n.standby[id] == sandbox.Cold && n.cold[id] == m
+		}
+		if !asleep && !slices.Contains(keep, m) {
 			delete(n.frozen, m)
-			freed += 10
 		}
 	}
+	freed = before - n.takesLocked()
 	for _, g := range n.live {
 		g.mu.Lock()
 		if _, ok := n.frozen[g.clean]; !ok {

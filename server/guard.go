@@ -10,6 +10,7 @@ import (
 
 	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/snapshot"
 	"github.com/cove-sandbox/cove/store"
 )
 
@@ -283,6 +284,12 @@ func (g *guard) Tar(ctx context.Context, c sandbox.Content, w io.Writer) error {
 func (g *guard) Release(ctx context.Context, c sandbox.Content) error { return g.node.Release(ctx, c) }
 func (g *guard) Verify(ctx context.Context, c sandbox.Content) (int64, error) {
 	return g.node.Verify(ctx, c)
+}
+func (g *guard) Blobs(ctx context.Context, manifests []string) (map[string][]snapshot.Blob, error) {
+	if err := store.ScopeOf(ctx).Check(); err != nil {
+		return nil, err
+	}
+	return g.node.Blobs(ctx, manifests)
 }
 func (g *guard) Collect(ctx context.Context, keep []string) (int64, error) {
 	if err := store.ScopeOf(ctx).CheckAll(); err != nil {

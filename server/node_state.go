@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/snapshot"
 )
 
 // StateNode is what the server needs of a node for snapshots, forks and
@@ -43,6 +44,9 @@ type StateNode interface {
 	Release(ctx context.Context, c sandbox.Content) error
 	// Verify reads content and names what is broken; sandbox.ErrCorrupt.
 	Verify(ctx context.Context, c sandbox.Content) (bytes int64, err error)
+	// Blobs says what blobs each content is in, its manifest's own among them.
+	// Content that cannot be read is left out. It is not to be changed.
+	Blobs(ctx context.Context, manifests []string) (map[string][]snapshot.Blob, error)
 	// Collect removes all stored content but that of the given manifests and of
 	// sandboxes in standby. A Snapshot under way is safe.
 	Collect(ctx context.Context, keep []string) (freed int64, err error)

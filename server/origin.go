@@ -52,7 +52,9 @@ func (s *Server) resolve(ctx context.Context, spec sandbox.Spec) (sandbox.Spec, 
 			release()
 		}
 	}()
-	spec = inherit(spec, snap)
+	if spec, err = inherit(spec, snap); err != nil {
+		return spec, origin{}, err
+	}
 	o, err := s.originOf(ctx, "spec.snapshot", snap)
 	if err != nil {
 		return spec, origin{}, err
@@ -65,8 +67,13 @@ func (s *Server) resolve(ctx context.Context, spec sandbox.Spec) (sandbox.Spec, 
 // inherit fills a spec from the snapshot it starts from: resources left zero,
 // variables and labels below the request's own, and of a memory snapshot the
 // volumes, which its processes have open.
-func inherit(spec sandbox.Spec, snap sandbox.Snapshot) sandbox.Spec {
+func inherit(spec sandbox.Spec, snap sandbox.Snapshot) (sandbox.Spec, error) {
 	from := snap.Spec
+	if has := diskFrom(snap, spec.Resources.Disk); spec.Resources.Disk != 0 && spec.Resources.Disk != has {
+		return spec, sandbox.InvalidField("spec.resources.disk", "%s is not accepted: the writable layer of memory snapshot '%s' has %s and keeps them",
+			sandbox.FormatSize(spec.Resources.Disk), nameOf(snap), sandbox.FormatSize(has)).
+			WithHint("leave it out, or start from a filesystem snapshot")
+	}
 	spec.Image = from.Image
 	fill := func(p *int64, v int64) {
 		if *p == 0 {
@@ -89,7 +96,7 @@ func inherit(spec sandbox.Spec, snap sandbox.Snapshot) sandbox.Spec {
 		spec.Secrets = from.Secrets
 	}
 	spec.Authority = from.Authority
-	return spec
+	return spec, nil
 }
 
 // over is a copy of below with the entries of above put over it.

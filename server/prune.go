@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -31,12 +32,20 @@ func (s snapshotService) Prune(ctx context.Context, r *connect.Request[covev1.Pr
 	if err != nil {
 		return nil, err
 	}
+	elsewhere, err := s.notIn(ctx, snaps, m.Sandbox != "")
+	if err != nil {
+		return nil, err
+	}
+	sc, err := s.scales(ctx)
+	if err != nil {
+		return nil, err
+	}
 	byID := make(map[string]sandbox.Snapshot, len(snaps))
 	for _, snap := range snaps {
 		byID[snap.ID] = snap
 	}
 	out := &covev1.PruneSnapshotsResponse{}
-	for _, gone := range decidePrune(m, age, snaps, s.cfg.Clock()) {
+	for _, gone := range decidePrune(m, age, snaps, elsewhere, sc, s.cfg.Clock()) {
 		snap := byID[gone.ID]
 		if !m.DryRun {
 			err := s.deleteSnapshot(ctx, snap)
@@ -48,7 +57,7 @@ func (s snapshotService) Prune(ctx context.Context, r *connect.Request[covev1.Pr
 				return nil, err
 			}
 		}
-		out.Removed = append(out.Removed, &covev1.PrunedSnapshot{Id: snap.ID, Reason: string(gone.Reason), Stored: snap.Content.Stored})
+		out.Removed = append(out.Removed, &covev1.PrunedSnapshot{Id: snap.ID, Reason: string(gone.Reason), Stored: gone.Frees})
 	}
 	if !m.DryRun && len(out.Removed) > 0 {
 		s.collectSoon(ctx)
@@ -56,36 +65,48 @@ func (s snapshotService) Prune(ctx context.Context, r *connect.Request[covev1.Pr
 	return connect.NewResponse(out), nil
 }
 
-// keepLast is the reason of a removal where keep_last is the only rule.
-const keepLast snapshot.Reason = "keep_last"
+// notIn is the snapshots in scope that a prune does not decide about: those of
+// templates and, if it is about one sandbox, of others.
+func (s *Server) notIn(ctx context.Context, snaps []sandbox.Snapshot, some bool) (others []sandbox.Snapshot, err error) {
+	if others, err = s.allSnapshots(ctx, store.SnapshotFilter{Hidden: true}); err != nil || !some {
+		return others, err
+	}
+	in := make(map[string]bool, len(snaps))
+	for _, snap := range snaps {
+		in[snap.ID] = true
+	}
+	all, err := s.allSnapshots(ctx, store.SnapshotFilter{})
+	for _, snap := range all {
+		if !in[snap.ID] {
+			others = append(others, snap)
+		}
+	}
+	return others, err
+}
 
 // kept marks for [snapshot.Decide] what keep_last and keep_labels hold: it
 // counts over all snapshots, and wants all labels, where the API counts per
 // sandbox and takes any.
 const kept = "kept"
 
-// decidePrune takes snapshots newest first.
-func decidePrune(m *covev1.PruneSnapshotsRequest, age time.Duration, snaps []sandbox.Snapshot, now time.Time) []snapshot.Removal {
+// decidePrune takes snapshots newest first. What others need is neither counted
+// nor freed.
+func decidePrune(m *covev1.PruneSnapshotsRequest, age time.Duration, snaps, others []sandbox.Snapshot, sc scales, now time.Time) []snapshot.Removal {
+	var stays snapshot.Holding
+	for _, snap := range others {
+		stays.Add(sc.of(snap.Content))
+	}
 	list := make([]snapshot.Snap, 0, len(snaps))
 	seen := map[string]int32{}
 	for _, snap := range snaps {
-		sn := snapshot.Snap{ID: snap.ID, Created: snap.CreatedAt, Bytes: snap.Content.Stored, Labels: map[string]string{}}
+		sn := snapshot.Snap{ID: snap.ID, Created: snap.CreatedAt, Blobs: slices.DeleteFunc(sc.of(snap.Content), stays.Has), Labels: map[string]string{}}
 		if seen[snap.Sandbox]++; seen[snap.Sandbox] <= m.KeepLast || hasAny(snap.Labels, m.KeepLabels) {
 			sn.Labels[kept] = kept
 		}
 		list = append(list, sn)
 	}
-	rules := snapshot.Rules{KeepLabels: map[string]string{kept: kept}, MaxAge: age, MaxBytes: m.MaxBytes}
-	if age > 0 || m.MaxBytes > 0 {
-		return snapshot.Decide(rules, list, now)
-	}
-	var out []snapshot.Removal
-	for _, sn := range list {
-		if sn.Labels[kept] == "" {
-			out = append(out, snapshot.Removal{ID: sn.ID, Reason: keepLast})
-		}
-	}
-	return out
+	return snapshot.Decide(snapshot.Rules{KeepLabels: map[string]string{kept: kept}, MaxAge: age, MaxBytes: m.MaxBytes,
+		OnlyKept: age == 0 && m.MaxBytes == 0}, list, now)
 }
 
 func hasAny(have, want map[string]string) bool {

@@ -134,6 +134,39 @@ func (l *ledger) bind(id, tenant string, res sandbox.Resources) {
 	l.held[id] = holding{tenant, res}
 }
 
+// resize has a sandbox hold another size of disk, if its tenant may.
+func (l *ledger) resize(id string, q sandbox.Quota, volumes, disk int64) (back func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h, ok := l.held[id]
+	if !ok {
+		return func() {}, nil // it has ended
+	}
+	used := l.used[h.tenant]
+	used.Disk += volumes
+	was := h.res.Disk
+	if err := quota.Disk(q, used, disk-was); err != nil {
+		return nil, err
+	}
+	l.diskLocked(id, disk)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.diskLocked(id, was)
+	}, nil
+}
+
+func (l *ledger) diskLocked(id string, disk int64) {
+	h, ok := l.held[id]
+	if !ok {
+		return
+	}
+	used := l.used[h.tenant]
+	used.Disk += disk - h.res.Disk
+	h.res.Disk = disk
+	l.held[id], l.used[h.tenant] = h, used
+}
+
 // ended gives back what a sandbox held, once.
 func (l *ledger) ended(id string) {
 	l.mu.Lock()
@@ -221,13 +254,25 @@ func (s *Server) bounds(ctx context.Context, tenant string) (q sandbox.Quota, vo
 	return q, volumes, err
 }
 
+// resizeDisk reserves another size of disk for a sandbox; back undoes it.
+func (s *Server) resizeDisk(ctx context.Context, sb sandbox.Sandbox, disk int64) (back func(), err error) {
+	if disk == sb.Spec.Resources.Disk {
+		return func() {}, nil
+	}
+	q, volumes, err := s.bounds(ctx, sb.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	return s.ledger.resize(sb.ID, q, volumes, disk)
+}
+
 // admitSnapshot refuses a snapshot of a tenant whose snapshots take all they may.
 func (s *Server) admitSnapshot(ctx context.Context) error {
 	q, err := s.quotas.of(ctx, store.ScopeOf(ctx).Tenant())
 	if err != nil || q.SnapshotBytes == 0 {
 		return err
 	}
-	n, err := s.store.SnapshotBytes(ctx)
+	n, err := s.snapshotBytes(ctx)
 	if err != nil {
 		return err
 	}
@@ -252,5 +297,5 @@ func (s *Server) admitVolume(ctx context.Context, more int64) error {
 	}
 	used := s.ledger.usage(tenant)
 	used.Disk += n
-	return quota.Volume(q, used, more)
+	return quota.Disk(q, used, more)
 }

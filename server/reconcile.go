@@ -115,18 +115,22 @@ func (s *Server) reconcile(ctx context.Context) error {
 const reconcileWidth = 32
 
 // keep brings the record of a live sandbox and the node's idea of it together.
-// The node knows the episode, the image, the network and the secrets, because a
+// The node knows the episode, the image, the disk, the network and the secrets, because a
 // reset, a restore or another policy happens there first. The store knows the expiry, because SetTimeout writes there first.
 func (s *Server) keep(ctx context.Context, rec, on sandbox.Sandbox) error {
 	otherImage := on.ImageID != "" && on.ImageID != rec.ImageID
 	otherNetwork := on.NetworkGeneration != rec.NetworkGeneration
 	otherSecrets := !slices.Equal(on.Spec.Secrets, rec.Spec.Secrets) || on.Spec.Authority != rec.Spec.Authority
-	if rec.State != sandbox.Running || rec.Episode != on.Episode || otherImage || otherNetwork || otherSecrets {
+	otherDisk := on.Spec.Resources.Disk != 0 && on.Spec.Resources.Disk != rec.Spec.Resources.Disk
+	if rec.State != sandbox.Running || rec.Episode != on.Episode || otherImage || otherDisk || otherNetwork || otherSecrets {
 		_, err := s.store.UpdateSandbox(ctx, rec.ID, func(sb *sandbox.Sandbox) error {
 			// An ending that the old server never finished: whoever asked for it asks again.
 			sb.State, sb.Episode = sandbox.Running, on.Episode
 			if otherImage {
 				sb.ImageID = on.ImageID
+			}
+			if otherDisk {
+				sb.Spec.Resources.Disk = on.Spec.Resources.Disk
 			}
 			if otherNetwork {
 				sb.Spec.Network, sb.NetworkGeneration = on.Spec.Network, on.NetworkGeneration
@@ -134,6 +138,9 @@ func (s *Server) keep(ctx context.Context, rec, on sandbox.Sandbox) error {
 			sb.Spec.Secrets, sb.Spec.Authority = on.Spec.Secrets, on.Spec.Authority
 			return nil
 		})
+		if err == nil && otherDisk {
+			_, err = s.ledger.resize(rec.ID, sandbox.Quota{}, 0, on.Spec.Resources.Disk)
+		}
 		if err != nil {
 			return err
 		}

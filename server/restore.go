@@ -13,6 +13,16 @@ import (
 	"github.com/cove-sandbox/cove/wire"
 )
 
+// diskFrom is the size of the writable layer of what is made of a snapshot where
+// own is asked for. That of a memory snapshot comes with it, a file system as
+// large as it is; anything else gets a new one.
+func diskFrom(snap sandbox.Snapshot, own int64) int64 {
+	if snap.Kind == sandbox.MemorySnapshot {
+		return cmp.Or(snap.Spec.Resources.Disk, own)
+	}
+	return own
+}
+
 // Restore takes any snapshot the node holds, not only of the sandbox's own
 // tree: whether two machines have a common past is the caller's business, and
 // the tree says afterwards where this one stands.
@@ -23,7 +33,8 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 	if err := firstError(validID("id", id), sandbox.ValidateSnapshotRef("snapshot", r.Msg.Snapshot)); err != nil {
 		return nil, err
 	}
-	if _, err := s.live(ctx, id); err != nil {
+	now, err := s.live(ctx, id)
+	if err != nil {
 		return nil, err
 	}
 	snap, release, err := s.useSnapshot(ctx, r.Msg.Snapshot)
@@ -40,9 +51,14 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
 
+	back, err := s.resizeDisk(ctx, now, diskFrom(snap, now.Spec.Resources.Disk))
+	if err != nil {
+		return nil, err
+	}
 	s.ends.noteReset(id)
 	episode, took, err := s.node.Restore(ctx, id, o.img, snap)
 	if err != nil {
+		back()
 		if errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrEnded) {
 			s.ends.forgetResets(id)
 		}
@@ -53,6 +69,7 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 		sb, err = s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
 			sb.Episode, sb.ImageID, sb.Lineage = max(sb.Episode, episode), o.img.ID, o.lineage
 			sb.Spec.Image = snap.Spec.Image
+			sb.Spec.Resources.Disk = diskFrom(snap, sb.Spec.Resources.Disk)
 			sb.Spec.Authority = cmp.Or(snap.Spec.Authority, sb.Spec.Authority) // as the node does
 			return nil
 		})

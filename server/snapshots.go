@@ -192,7 +192,13 @@ func (s *Server) takeSnapshot(ctx context.Context, id string, t taking, progress
 			return snap, false, paused, err
 		}
 	}
-	return snap, unchanged, paused, s.afterSnapshot(ctx, sb, snap, t.stop)
+	if t.stop {
+		return snap, unchanged, paused, s.stopped(ctx, sb)
+	}
+	if unchanged {
+		s.returned(sb, snap)
+	}
+	return snap, unchanged, paused, nil
 }
 
 // recordSnapshot makes the record of content that was just made of sb, unless
@@ -257,14 +263,17 @@ func (s *Server) newSnapshot(sb sandbox.Sandbox, t taking, c sandbox.Content) sa
 	}
 }
 
-// afterSnapshot moves the sandbox below its snapshot, or records its end.
-func (s *Server) afterSnapshot(ctx context.Context, sb sandbox.Sandbox, snap sandbox.Snapshot, stopped bool) error {
-	if stopped {
-		_, err := s.recordKill(ctx, sb.ID, sandbox.End{Cause: sandbox.KilledByUser, Detail: "stopped by a snapshot", At: s.cfg.Clock().UTC()}, false)
-		return err
-	}
+// stopped records the end of a sandbox that was stopped into a snapshot.
+func (s *Server) stopped(ctx context.Context, sb sandbox.Sandbox) error {
+	_, err := s.recordKill(ctx, sb.ID, sandbox.End{Cause: sandbox.KilledByUser, Detail: "stopped by a snapshot", At: s.cfg.Clock().UTC()}, false)
+	return err
+}
+
+// returned moves a sandbox below a snapshot that it is again; below a new one it
+// came with the record.
+func (s *Server) returned(sb sandbox.Sandbox, snap sandbox.Snapshot) {
 	if snap.Kind == sandbox.DirectorySnapshot {
-		return nil // a part of it is no point to return to
+		return // a part of it is no point to return to
 	}
 	s.owe("lineage of "+sb.ID, func(ctx context.Context) error {
 		_, err := s.store.UpdateSandbox(ctx, sb.ID, func(sb *sandbox.Sandbox) error {
@@ -276,7 +285,6 @@ func (s *Server) afterSnapshot(ctx context.Context, sb sandbox.Sandbox, snap san
 		}
 		return err
 	})
-	return nil
 }
 
 func (s snapshotService) Get(ctx context.Context, r *connect.Request[covev1.GetSnapshotRequest]) (*connect.Response[covev1.GetSnapshotResponse], error) {

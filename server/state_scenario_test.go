@@ -311,7 +311,8 @@ func templateAndVolumeScenarios() (list []scenario) {
 	add("Volumes/Create", "default size", mk(&covev1.CreateVolumeRequest{Name: "new"}), nil, "", "")
 	add("Volumes/Create", "taken", mk(&covev1.CreateVolumeRequest{Name: "data"}), sandbox.ErrAlreadyExists, "", "data")
 	add("Volumes/Create", "name", mk(&covev1.CreateVolumeRequest{Name: "A"}), invalid, "name", "lower-case")
-	add("Volumes/Create", "size", mk(&covev1.CreateVolumeRequest{Name: "a", Size: 5}), invalid, "size", "1MiB")
+	add("Volumes/Create", "size", mk(&covev1.CreateVolumeRequest{Name: "a", Size: 5}), invalid, "size", "16MiB")
+	add("Volumes/Create", "below what a volume can be", mk(&covev1.CreateVolumeRequest{Name: "a", Size: 16<<20 - 1}), invalid, "size", "16MiB")
 	add("Volumes/Create", "labels", mk(&covev1.CreateVolumeRequest{Name: "a", Labels: map[string]string{"": ""}}), invalid, "labels", "")
 	add("Volumes/List", "all", vol(func(ctx context.Context, w *world) (any, error) {
 		return w.client.Volumes.List(ctx, connect.NewRequest(&covev1.ListVolumesRequest{}))

@@ -202,6 +202,10 @@ func TestStoppedByASnapshot(t *testing.T) {
 	if _, end, err := rest(s); err != nil || end.GetEnd().GetCause() != "killed_by_user" {
 		t.Errorf("its process: %v, %v", end, err)
 	}
+	tree, err := w.client.Sandboxes.Tree(t.Context(), connect.NewRequest(&covev1.TreeRequest{Id: a.Id}))
+	if err != nil || len(tree.Msg.Nodes) != 2 || tree.Msg.Nodes[0].Id != snap.Id || tree.Msg.Nodes[1].Id != a.Id || tree.Msg.Nodes[1].Parent != snap.Id {
+		t.Errorf("the tree of what was stopped: %v, %v", tree, err)
+	}
 	// What ran goes on in the next one, and its output is where it was.
 	b := w.create(&covev1.SandboxSpec{Snapshot: snap.Id})
 	st, err := w.client.Processes.Attach(t.Context(), connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: b.Id, ExecId: "p", Offset: 5}))
@@ -255,8 +259,13 @@ func TestTheRecordComesBeforeTheEnd(t *testing.T) {
 		if _, err := w.store.GetSnapshot(w.all(), "last"); err != nil {
 			t.Errorf("no record: %v", err)
 		}
-		if sb, err := w.store.GetSandbox(w.all(), a.Id); err != nil || sb.End != nil {
+		sb, err := w.store.GetSandbox(w.all(), a.Id)
+		if err != nil || sb.End != nil {
 			t.Errorf("the sandbox: %v, %v", sb.End, err)
+		}
+		// A server that dies here has its place in the tree too.
+		if snap, err := w.store.GetSnapshot(w.all(), "last"); err != nil || sb.Lineage.Parent != snap.ID {
+			t.Errorf("it is below %q, %v", sb.Lineage.Parent, err)
 		}
 	}
 	w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "last", Stop: true})
@@ -565,6 +574,83 @@ func TestRestore(t *testing.T) {
 	}
 	if got := w.get(a.Id); got.Parent != s1.Id || got.ImageId != "sha256:base" {
 		t.Errorf("%+v", got)
+	}
+}
+
+// The writable layer of a memory snapshot has the size it has: no other is
+// given out, and it is the one that is reported and reserved.
+func TestTheDiskOfAMemorySnapshot(t *testing.T) {
+	w := newWorld(t)
+	disk := func(n int64) *covev1.Resources { return &covev1.Resources{Disk: n} }
+	const small, large = 64 << 20, 10 << 30
+	a := w.create(&covev1.SandboxSpec{Resources: disk(small)})
+	mem := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "mem"})
+	w.write(a.Id, "/f", "x")
+	w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "files", Kind: "filesystem"})
+	if _, _, _, err := w.build(t.Context(), &covev1.BuildTemplateRequest{Name: "tpl", Spec: &covev1.SandboxSpec{Image: "base", Resources: disk(small)}}); err != nil {
+		t.Fatal(err)
+	}
+	for name, spec := range map[string]*covev1.SandboxSpec{"larger": {Snapshot: "mem", Resources: disk(large)}, "smaller": {Snapshot: "mem", Resources: disk(32 << 20)}, "template": {Template: "tpl", Resources: disk(large)}} {
+		_, err := w.client.Sandboxes.Create(t.Context(), connect.NewRequest(&covev1.CreateSandboxRequest{Spec: spec}))
+		if e := wantError(t, err, sandbox.ErrInvalid, "64MiB", "filesystem snapshot"); e.Field != "spec.resources.disk" {
+			t.Errorf("%s: the field is %s", name, e.Field)
+		}
+	}
+	for _, c := range []struct {
+		spec *covev1.SandboxSpec
+		want int64
+	}{
+		{&covev1.SandboxSpec{Snapshot: "mem"}, small}, {&covev1.SandboxSpec{Snapshot: "mem", Resources: disk(small)}, small}, {&covev1.SandboxSpec{Template: "tpl"}, small},
+		{&covev1.SandboxSpec{Snapshot: "files", Resources: disk(large)}, large},
+	} {
+		if sb := w.create(c.spec); sb.Spec.Resources.Disk != c.want {
+			t.Errorf("%v has %d", c.spec, sb.Spec.Resources.Disk)
+		}
+	}
+
+	// In place: what comes is as large as it was.
+	held := func() int64 { return w.server.ledger.usage(sandbox.DefaultTenant).Disk }
+	b := w.create(&covev1.SandboxSpec{Resources: disk(large)})
+	big := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: b.Id})
+	restore := func(id, snap string) error {
+		_, err := w.client.Sandboxes.Restore(t.Context(), connect.NewRequest(&covev1.RestoreRequest{Id: id, Snapshot: snap}))
+		return err
+	}
+	before := held()
+	if err := restore(b.Id, mem.Id); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.get(b.Id).Spec.Resources.Disk; got != small || before-held() != large-small {
+		t.Errorf("it has %d and gave back %d", got, before-held())
+	}
+	fork, err := w.fork(&covev1.ForkRequest{Id: b.Id, Count: 1})
+	if err != nil || fork.Results[0].Sandbox.Spec.Resources.Disk != small {
+		t.Errorf("%v, %v", fork, err)
+	}
+	if err := restore(b.Id, "files"); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.get(b.Id).Spec.Resources.Disk; got != small {
+		t.Errorf("with files it has %d", got)
+	}
+	// A larger one must be the tenant's to have.
+	if _, err := w.client.Tenants.SetQuota(t.Context(), connect.NewRequest(&covev1.SetQuotaRequest{Name: "default", Quota: &covev1.Quota{Disk: held() + large/2}})); err != nil {
+		t.Fatal(err)
+	}
+	before = held()
+	wantError(t, restore(b.Id, big.Id), sandbox.ErrQuotaExceeded, "disk")
+	if got := w.get(b.Id); got.Spec.Resources.Disk != small || held() != before || got.Episode != 3 {
+		t.Errorf("%+v, %d are held", got, held())
+	}
+	// A server that died before the record was written takes the size from the node.
+	w.node.mu.Lock()
+	w.node.live[b.Id].sb.Spec.Resources.Disk = large
+	w.node.mu.Unlock()
+	if err := w.server.Reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.get(b.Id).Spec.Resources.Disk; got != large || held() != before+large-small {
+		t.Errorf("it has %d, %d are held, %d were", got, held(), before)
 	}
 }
 

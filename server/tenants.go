@@ -75,7 +75,7 @@ func (s *Server) usage(ctx context.Context, tenant string) (quota.Usage, error) 
 	if err != nil {
 		return used, err
 	}
-	used.SnapshotBytes, err = s.store.SnapshotBytes(ctx)
+	used.SnapshotBytes, err = s.snapshotBytes(ctx)
 	used.SnapshotBytes += recordings
 	return used, err
 }

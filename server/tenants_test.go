@@ -679,6 +679,7 @@ func TestGuardFailsClosed(t *testing.T) {
 		"Reset":      func() error { _, _, err := g.Reset(ctx, id); return err },
 		"Live":       func() error { _, err := g.Live(ctx); return err },
 		"Collect":    func() error { _, err := g.Collect(ctx, nil); return err },
+		"Blobs":      func() error { _, err := g.Blobs(ctx, nil); return err },
 		"AckEnd":     func() error { return g.AckEnd(ctx, id) },
 		"Recordings": func() error { _, err := g.Recordings().List(ctx); return err },
 		"Recording": func() error {

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"io"
 	"runtime"
@@ -24,6 +25,39 @@ func Refs(ctx context.Context, store cas.Store, id cas.ID) ([]cas.ID, error) {
 		refs = append(refs, cas.IDOf(c.blobs[i].sum))
 	}
 	return refs, nil
+}
+
+// Blob is a part of a snapshot's content, and the bytes it takes in the store.
+type Blob struct {
+	Sum    [sha256.Size]byte
+	Stored int64
+}
+
+// Blobs is every blob a snapshot needs, its manifest first. One that is not
+// there takes nothing, and whole is false.
+func Blobs(ctx context.Context, store cas.Store, id cas.ID) (blobs []Blob, whole bool, err error) {
+	const op = "snapshot.blobs"
+	refs, err := Refs(ctx, store, id)
+	if err != nil {
+		return nil, false, sandbox.WithOp(op, err)
+	}
+	blobs, whole = make([]Blob, 0, len(refs)), true
+	for _, ref := range refs {
+		info, err := store.Stat(ctx, ref)
+		switch {
+		case err == nil:
+		case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrCorrupt):
+			whole = false
+		default:
+			return nil, false, asError(op, err)
+		}
+		sum, err := ref.Sum()
+		if err != nil {
+			return nil, false, asError(op, err)
+		}
+		blobs = append(blobs, Blob{sum, info.Stored}) // what is damaged still takes its place
+	}
+	return blobs, whole, nil
 }
 
 // Verify reads everything a snapshot needs. The error names the first blob that

@@ -10,7 +10,9 @@ import (
 // Snapshots are records of frozen state; the state itself is a node's.
 type Snapshots interface {
 	// CreateSnapshot records s. A name that another snapshot has moves to s in
-	// the same transaction. It returns the record as stored.
+	// the same transaction, and so does the live sandbox it was taken of, which
+	// hangs below s from then on; one of a directory is no point to return to and
+	// moves nothing. It returns the record as stored.
 	CreateSnapshot(ctx context.Context, s sandbox.Snapshot) (sandbox.Snapshot, error)
 	// GetSnapshot finds by exact name or by id; the id wins. Hidden ones too.
 	GetSnapshot(ctx context.Context, nameOrID string) (sandbox.Snapshot, error)

@@ -53,8 +53,9 @@ type Tenants interface {
 	// sandboxes. While it has live sandboxes, snapshots or templates it is
 	// sandbox.ErrPrecondition, which says what is left. The default one stays.
 	DeleteTenant(ctx context.Context, id string) error
-	// SnapshotBytes is what the snapshots in scope added to the content store.
-	SnapshotBytes(ctx context.Context) (int64, error)
+	// SnapshotContents is the manifests that snapshots in scope need, hidden ones
+	// too, each with the most that one of them added to the content store.
+	SnapshotContents(ctx context.Context) (map[string]int64, error)
 }
 
 // Audit is the log of who did what. Entries are appended and, when they are

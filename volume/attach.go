@@ -89,7 +89,8 @@ func (v *volume) admitLocked(op, holder string, mode Mode) error {
 	}
 	if had, ok := v.holders[holder]; ok {
 		if had != mode {
-			return sandbox.Errorf(sandbox.Precondition, op, "%s has volume %s attached %s", holder, v.rec.Name, had).WithHint("detach it first")
+			return sandbox.Errorf(sandbox.Precondition, op, "%s has volume %s attached %s", holder, v.rec.Name, had).
+				WithHint("mount a volume once in a sandbox")
 		}
 		return nil
 	}
@@ -102,7 +103,7 @@ func (v *volume) admitLocked(op, holder string, mode Mode) error {
 	if len(against) == 0 {
 		return nil
 	}
-	hint := "end or detach it first; volumes for many writers are attached by all of them as shared"
+	hint := "a volume is a sandbox's until that ends; volumes for many writers are mounted by all of them with mode shared, for readers with ro"
 	return sandbox.Errorf(sandbox.Precondition, op, "volume %s cannot be attached %s: it is attached to %s", v.rec.Name, mode, against).WithHint("%s", hint)
 }
 

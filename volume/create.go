@@ -54,8 +54,8 @@ func (s *Set) make(ctx context.Context, op, name, from string, size int64, fill 
 	if !validName.MatchString(name) {
 		return Volume{}, sandbox.InvalidField("name", "%q must match %s", name, validName)
 	}
-	if size < MinSize || size > MaxSize {
-		return Volume{}, sandbox.InvalidField("size", "%d is not between %d (16 MiB) and %d (16 TiB)", size, MinSize, MaxSize)
+	if err := sandbox.ValidateVolumeSize("size", size); err != nil {
+		return Volume{}, err
 	}
 	size = (size + grain - 1) / grain * grain
 	rec := record{Version: recordVersion, ID: newID(), Name: name, Size: size, Made: size, Created: time.Now().UTC(), From: from}
@@ -203,7 +203,7 @@ func runLocked(cmd *exec.Cmd) ([]byte, error) {
 
 // Resize grows a volume. While it is attached that takes CAP_SYS_RESOURCE,
 // which a server in a container may lack: then it is refused with
-// sandbox.ErrPrecondition until it is detached.
+// sandbox.ErrPrecondition until those who have it ended.
 func (s *Set) Resize(ctx context.Context, ref string, size int64) (Volume, error) {
 	const op = "volume.resize"
 	size = (size + grain - 1) / grain * grain
@@ -242,8 +242,9 @@ func (s *Set) grow(op string, v *volume, size int64) (record, error) {
 	switch {
 	case v.dead:
 		err = sandbox.Errorf(sandbox.NotFound, op, "no volume %q", v.id)
-	case size < rec.Size || size > MaxSize:
-		err = sandbox.InvalidField("size", "%d: a volume of %d bytes can only grow, up to %d", size, rec.Size, int64(MaxSize))
+	case size < rec.Size || size > sandbox.MaxVolume:
+		err = sandbox.InvalidField("size", "%s is not accepted: a volume of %s can only grow, up to %s",
+			sandbox.FormatSize(size), sandbox.FormatSize(rec.Size), sandbox.FormatSize(sandbox.MaxVolume))
 	case size == rec.Size:
 		s.mu.Unlock()
 		return rec, nil
@@ -284,7 +285,8 @@ func (s *Set) Delete(ctx context.Context, ref string) error {
 	case v.dead:
 		err = sandbox.Errorf(sandbox.NotFound, op, "no volume %q", ref)
 	case len(v.holders) > 0:
-		err = sandbox.Errorf(sandbox.Precondition, op, "volume %s is attached to %s", v.rec.Name, v.holdersLocked()).WithHint("end or detach those first")
+		err = sandbox.Errorf(sandbox.Precondition, op, "volume %s is attached to %s", v.rec.Name, v.holdersLocked()).
+			WithHint("end those sandboxes first: a volume is theirs until they end")
 	case v.users > 0:
 		err = sandbox.Errorf(sandbox.Conflict, op, "volume %s is in use by %d calls", v.rec.Name, v.users).WithHint("try again when they are over")
 	default:

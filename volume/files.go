@@ -71,6 +71,18 @@ func fileError(p string, err error) error {
 	switch {
 	case err == nil || errors.As(err, &e):
 		return err
+	}
+	// The host's path of it is nobody's business, and p is the user's.
+	var pe *fs.PathError
+	var le *os.LinkError
+	onPath := errors.As(err, &pe)
+	switch {
+	case onPath:
+		err = pe.Err
+	case errors.As(err, &le):
+		err = le.Err
+	}
+	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return sandbox.Errorf(sandbox.NotFound, "", "%s: %w", p, err)
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
@@ -84,8 +96,7 @@ func fileError(p string, err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fail("", err)
 	}
-	var pe *fs.PathError
-	if errors.As(err, &pe) && !errors.As(err, &errno) {
+	if onPath && !errors.As(err, &errno) {
 		// Of os.Root, and the only one of its own: the path leaves.
 		return sandbox.Errorf(sandbox.Invalid, "", "%s leads out of the volume: %w", p, err)
 	}

@@ -466,6 +466,12 @@ func TestImportHostile(t *testing.T) {
 		}
 		_, err := s.Import(t.Context(), fmt.Sprint("v", i), 32*mib, &b)
 		expectClass(t, fmt.Sprintf("%.200v", c.entries), err, c.want)
+		if err != nil && strings.Contains(err.Error(), filepath.Join(top, "set")) {
+			t.Errorf("the host's paths are in %q", err)
+		}
+		if c.want == sandbox.DiskFull && !strings.Contains(err.Error(), fmt.Sprintf("volume v%d of 32MiB is too small", i)) {
+			t.Errorf("%q", err)
+		}
 		if got, err := os.ReadFile(canary); err != nil || string(got) != "host-secret" {
 			t.Fatalf("%v: the canary is %q, %v", c.entries, got, err)
 		}

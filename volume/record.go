@@ -52,7 +52,7 @@ func readRecord(path string) (rec record, err error) {
 	switch {
 	case rec.Version != recordVersion:
 		return rec, sandbox.Errorf(sandbox.Unsupported, "", "%s is of version %d", path, rec.Version).WithHint("use the cove that wrote it, or a newer one")
-	case rec.ID != strings.TrimSuffix(filepath.Base(path), ".json") || !validID.MatchString(rec.ID) || !validName.MatchString(rec.Name) || rec.Size < MinSize || rec.Size > MaxSize:
+	case rec.ID != strings.TrimSuffix(filepath.Base(path), ".json") || !validID.MatchString(rec.ID) || !validName.MatchString(rec.Name) || sandbox.ValidateVolumeSize("size", rec.Size) != nil:
 		return rec, sandbox.Errorf(sandbox.Corrupt, "", "%s does not check", path)
 	}
 	return rec, nil

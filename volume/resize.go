@@ -95,7 +95,7 @@ func (s *Set) resizeMounted(rec record) error {
 	err = onFS(s.point(rec.ID), ioctlResizeFS, uintptr(unsafe.Pointer(&blocks)))
 	if errors.Is(err, unix.EPERM) {
 		return sandbox.Errorf(sandbox.Precondition, "", "volume %s is in use, and the server may not resize it then: %w", rec.Name, err).
-			WithHint("detach it and try again, or give the server CAP_SYS_RESOURCE")
+			WithHint("end the sandboxes that have it and try again, or give the server CAP_SYS_RESOURCE")
 	}
 	return err
 }

@@ -19,10 +19,6 @@ import (
 )
 
 const (
-	// MinSize holds ext4's own tables and journal with room to spare.
-	MinSize = 16 << 20
-	// MaxSize is ext4's with 4 KiB blocks.
-	MaxSize = 16 << 40
 	// grain is what sizes are rounded up to.
 	grain = 1 << 20
 

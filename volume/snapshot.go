@@ -173,7 +173,10 @@ func (s *Set) Import(ctx context.Context, name string, size int64, r io.Reader) 
 			return err
 		}
 		point := strings.TrimSuffix(filepath.Base(tmp), ".img")
-		err := s.mountedTemp(tmp, point, func(data *os.Root) error { return extract(ctx, data, r) })
+		err := s.mountedTemp(tmp, point, func(data *os.Root) error { return fileError("the content", extract(ctx, data, r)) })
+		if errors.Is(err, sandbox.ErrDiskFull) {
+			return TooSmall(name, size)
+		}
 		if err != nil {
 			return err
 		}
@@ -187,6 +190,12 @@ func (s *Set) Import(ctx context.Context, name string, size int64, r io.Reader) 
 		return Volume{}, fail(op, err)
 	}
 	return v, nil
+}
+
+// TooSmall is why something cannot be put into a new volume.
+func TooSmall(name string, size int64) *sandbox.Error {
+	return sandbox.Errorf(sandbox.DiskFull, "", "volume %s of %s is too small for the content", name, sandbox.FormatSize(size)).
+		WithHint("ask for a larger one; some of a volume is its file system's own")
 }
 
 // maxEntries bounds a tar of empty names; ext4 would run out of inodes first

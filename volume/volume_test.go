@@ -199,7 +199,7 @@ func TestLife(t *testing.T) {
 		_, err := s.Create(t.Context(), bad, 64*mib)
 		expectClass(t, bad, err, sandbox.Invalid)
 	}
-	for _, bad := range []int64{0, -1, MinSize - 1, MaxSize + 1} {
+	for _, bad := range []int64{0, -1, sandbox.MinVolume - 1, sandbox.MaxVolume + 1} {
 		_, err := s.Create(t.Context(), "x", bad)
 		expectClass(t, fmt.Sprint(bad), err, sandbox.Invalid)
 	}
@@ -249,7 +249,7 @@ func TestCapacity(t *testing.T) {
 	create(t, s, "c", 64*mib)
 	checkFiles(t, s)
 	disk := open(t, tempDir(t), Options{}) // as large as its disk
-	_, err = disk.Create(t.Context(), "huge", MaxSize)
+	_, err = disk.Create(t.Context(), "huge", sandbox.MaxVolume)
 	expectClass(t, "more than the disk", err, sandbox.NoCapacity)
 }
 
@@ -283,6 +283,19 @@ func TestSizeLimit(t *testing.T) {
 	f.Close()
 	_, err = s.Put(t.Context(), v.ID, "more", bytes.NewReader(make([]byte, 8*mib)), PutOptions{})
 	expectClass(t, "put into a full volume", err, sandbox.DiskFull)
+	if strings.Contains(err.Error(), host) {
+		t.Errorf("the host's paths are in %q", err)
+	}
+	// There is no way to take a volume from a sandbox that runs.
+	_, other := s.Attach(t.Context(), v.ID, "sb2", ReadWrite)
+	_, again := s.Attach(t.Context(), v.ID, "sb", ReadOnly)
+	for _, err := range []error{other, again, s.Delete(t.Context(), v.ID)} {
+		expectClass(t, "held", err, sandbox.Precondition)
+		var e *sandbox.Error
+		if !errors.As(err, &e) || e.Hint == "" || strings.Contains(e.Hint, "detach") {
+			t.Errorf("%v, hint %q", err, e.Hint)
+		}
+	}
 	if got, _ := s.Get(t.Context(), v.ID); got.Used > 33*mib {
 		t.Errorf("it takes %d bytes of the host", got.Used)
 	}

@@ -75,8 +75,8 @@ func TestUpgradeToTenants(t *testing.T) {
 	if snaps, _, err := st.ListSnapshots(own, store.SnapshotFilter{Labels: map[string]string{"a": "b"}}); err != nil || len(snaps) != 2 {
 		t.Error("labels went with the upgrade:", snaps, err)
 	}
-	if n, err := st.SnapshotBytes(own); err != nil || n != 140 {
-		t.Error(n, err)
+	if c, err := st.SnapshotContents(own); err != nil || len(c) != 1 || c["m"] != 70 {
+		t.Error(c, err)
 	}
 	if tpl, err := st.GetTemplate(own, "py", 0); err != nil || tpl.Version != 4 || tpl.Snapshot != "tplsnap" {
 		t.Error(tpl, err)

@@ -24,7 +24,12 @@ func (s *Store) CreateSnapshot(ctx context.Context, snap sandbox.Snapshot) (sand
 	if err != nil {
 		return sandbox.Snapshot{}, err
 	}
-	err = s.write(ctx, "create_snapshot", func(t *tx) error { return t.insertSnapshot(snap, record) })
+	err = s.write(ctx, "create_snapshot", func(t *tx) error {
+		if err := t.insertSnapshot(snap, record); err != nil || snap.Kind == sandbox.DirectorySnapshot {
+			return err
+		}
+		return t.moveBelow(snap)
+	})
 	if err != nil {
 		return sandbox.Snapshot{}, err
 	}
@@ -70,6 +75,30 @@ func (t *tx) insertSnapshot(snap sandbox.Snapshot, record string) error {
 		}
 	}
 	return t.insertLineage(snap.ID, snap.Lineage)
+}
+
+// moveBelow hangs the sandbox that a snapshot was taken of below it.
+func (t *tx) moveBelow(snap sandbox.Snapshot) error {
+	var record string
+	err := t.row(`SELECT record FROM sandboxes WHERE id = ? AND tenant = ? AND ended = 0`, []any{snap.Sandbox, snap.Tenant}, &record)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	sb, err := decodeSandbox(snap.Sandbox, record)
+	if err != nil {
+		return err
+	}
+	sb.Lineage = snap.Lineage.Below(snap.ID)
+	if record, err = encodeSandbox(sb); err != nil {
+		return err
+	}
+	if _, err := t.exec(`UPDATE sandboxes SET record = ?, version = version + 1 WHERE id = ?`, record, sb.ID); err != nil {
+		return err
+	}
+	return t.moveLineage(sb.ID, sb.Lineage)
 }
 
 const snapshotRow = `SELECT s.id, coalesce(n.name, ''), s.record FROM snapshots s LEFT JOIN snapshot_names n ON n.snapshot_id = s.id`

@@ -167,15 +167,34 @@ func (s *Store) DeleteTenant(ctx context.Context, id string) error {
 	})
 }
 
-// SnapshotBytes implements store.Tenants. Hidden ones count: a template's
-// content takes room too.
-func (s *Store) SnapshotBytes(ctx context.Context) (n int64, err error) {
+// SnapshotContents implements store.Tenants.
+func (s *Store) SnapshotContents(ctx context.Context) (map[string]int64, error) {
+	const op = "snapshot_contents"
 	who, err := whose(ctx)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	err = s.readRow(ctx, `SELECT coalesce(sum(stored), 0) FROM snapshots WHERE ? IN (tenant, '*')`, []any{who}, &n)
-	return n, s.fault(ctx, "snapshot_bytes", err)
+	st, err := s.stmt(ctx, `SELECT manifest, max(stored) FROM (
+		SELECT manifest, stored FROM snapshots WHERE ? IN (tenant, '*') UNION ALL
+		SELECT n.manifest, 0 FROM snapshot_needs n JOIN snapshots s ON s.id = n.snapshot_id WHERE ? IN (s.tenant, '*')) GROUP BY manifest`)
+	if err != nil {
+		return nil, s.fault(ctx, op, err)
+	}
+	rows, err := st.QueryContext(ctx, who, who)
+	if err != nil {
+		return nil, s.fault(ctx, op, err)
+	}
+	defer rows.Close()
+	out := map[string]int64{}
+	for rows.Next() {
+		var manifest string
+		var stored int64
+		if err := rows.Scan(&manifest, &stored); err != nil {
+			return nil, s.fault(ctx, op, err)
+		}
+		out[manifest] = stored
+	}
+	return out, s.fault(ctx, op, rows.Err())
 }
 
 func noTenant(nameOrID string) error {

@@ -71,6 +71,10 @@ func (m *model) createSnapshot(rt *rapid.T) {
 	expect(rt, "create snapshot", err, "", got, s)
 	m.takeName(s.Name)
 	m.snapshots[s.ID] = s
+	if sb, ok := m.sandboxes[s.Sandbox]; ok && sb.State != sandbox.EndedState && s.Kind != sandbox.DirectorySnapshot {
+		sb.Lineage = s.Lineage.Below(s.ID)
+		m.sandboxes[sb.ID] = sb
+	}
 }
 
 func (m *model) getSnapshot(rt *rapid.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -90,23 +91,23 @@ func noScope(t *testing.T, st store.Store, _, _ context.Context) {
 			_, err := st.CreateTemplateVersion(ctx, sandbox.Template{Name: "t"}, tenantSnapshot("s", ""))
 			return err
 		},
-		"GetTemplate":    func() error { _, err := st.GetTemplate(ctx, "t", 0); return err },
-		"ListTemplates":  func() error { _, err := st.ListTemplates(ctx, ""); return err },
-		"DeleteTemplate": func() error { _, err := st.DeleteTemplate(ctx, "t", 0); return err },
-		"CreateTenant":   func() error { return st.CreateTenant(ctx, sandbox.Tenant{ID: "x", Name: "x"}) },
-		"GetTenant":      func() error { _, err := st.GetTenant(ctx, "red"); return err },
-		"ListTenants":    func() error { _, err := st.ListTenants(ctx); return err },
-		"SetQuota":       func() error { _, err := st.SetQuota(ctx, "red", sandbox.Quota{}); return err },
-		"DeleteTenant":   func() error { return st.DeleteTenant(ctx, "red") },
-		"SnapshotBytes":  func() error { _, err := st.SnapshotBytes(ctx); return err },
-		"AppendAudit":    func() error { return st.AppendAudit(ctx, []sandbox.AuditEntry{{}}) },
-		"ListAudit":      func() error { _, err := st.ListAudit(ctx, 0, time.Time{}, 1); return err },
-		"ForgetAudit":    func() error { _, err := st.ForgetAudit(ctx, at(99), 1); return err },
-		"CreateSecret":   func() error { return st.CreateSecret(ctx, newSecret("s", 0)) },
-		"GetSecret":      func() error { _, err := st.GetSecret(ctx, "s"); return err },
-		"ListSecrets":    func() error { _, err := st.ListSecrets(ctx); return err },
-		"ReplaceSecret":  func() error { return st.ReplaceSecret(ctx, newSecret("s", 1), at(0)) },
-		"DeleteSecret":   func() error { return st.DeleteSecret(ctx, "s") },
+		"GetTemplate":      func() error { _, err := st.GetTemplate(ctx, "t", 0); return err },
+		"ListTemplates":    func() error { _, err := st.ListTemplates(ctx, ""); return err },
+		"DeleteTemplate":   func() error { _, err := st.DeleteTemplate(ctx, "t", 0); return err },
+		"CreateTenant":     func() error { return st.CreateTenant(ctx, sandbox.Tenant{ID: "x", Name: "x"}) },
+		"GetTenant":        func() error { _, err := st.GetTenant(ctx, "red"); return err },
+		"ListTenants":      func() error { _, err := st.ListTenants(ctx); return err },
+		"SetQuota":         func() error { _, err := st.SetQuota(ctx, "red", sandbox.Quota{}); return err },
+		"DeleteTenant":     func() error { return st.DeleteTenant(ctx, "red") },
+		"SnapshotContents": func() error { _, err := st.SnapshotContents(ctx); return err },
+		"AppendAudit":      func() error { return st.AppendAudit(ctx, []sandbox.AuditEntry{{}}) },
+		"ListAudit":        func() error { _, err := st.ListAudit(ctx, 0, time.Time{}, 1); return err },
+		"ForgetAudit":      func() error { _, err := st.ForgetAudit(ctx, at(99), 1); return err },
+		"CreateSecret":     func() error { return st.CreateSecret(ctx, newSecret("s", 0)) },
+		"GetSecret":        func() error { _, err := st.GetSecret(ctx, "s"); return err },
+		"ListSecrets":      func() error { _, err := st.ListSecrets(ctx); return err },
+		"ReplaceSecret":    func() error { return st.ReplaceSecret(ctx, newSecret("s", 1), at(0)) },
+		"DeleteSecret":     func() error { return st.DeleteSecret(ctx, "s") },
 	} {
 		fails(t, name, call(), sandbox.ErrInternal)
 	}
@@ -205,11 +206,19 @@ func foreignThings(t *testing.T, st store.Store, red, blue context.Context) {
 	if r, b := lists(red), lists(blue); r != 9 || b != 0 {
 		t.Errorf("lists have %d and %d of red's things", r, b)
 	}
-	if n, err := st.SnapshotBytes(red); n != 200 || err != nil {
-		t.Error(n, err)
+	alias := tenantSnapshot("redalias", "")
+	alias.Content = sandbox.Content{Manifest: "mredsnap", Needs: []string{"mdir", "mredtpl"}}
+	if _, err := st.CreateSnapshot(red, alias); err != nil {
+		t.Fatal(err)
 	}
-	if n, err := st.SnapshotBytes(blue); n != 0 || err != nil {
-		t.Error(n, err)
+	if c, err := st.SnapshotContents(red); fmt.Sprint(c) != "map[mdir:0 mredsnap:100 mredtpl:100]" || err != nil {
+		t.Error(c, err)
+	}
+	if c, err := st.SnapshotContents(blue); len(c) != 0 || err != nil {
+		t.Error(c, err)
+	}
+	if _, err := st.DeleteSnapshot(red, "redalias"); err != nil {
+		t.Fatal(err)
 	}
 	got, err := st.GetSandbox(red, "redbox")
 	if err != nil || got.End != nil {

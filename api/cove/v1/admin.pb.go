@@ -530,7 +530,7 @@ type Quota struct {
 	Cpu              float64                `protobuf:"fixed64,2,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	Memory           int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`
 	Disk             int64                  `protobuf:"varint,4,opt,name=disk,proto3" json:"disk,omitempty"`                                        // of sandboxes and volumes
-	SnapshotBytes    int64                  `protobuf:"varint,5,opt,name=snapshot_bytes,json=snapshotBytes,proto3" json:"snapshot_bytes,omitempty"` // stored; no more are taken once it is reached
+	SnapshotBytes    int64                  `protobuf:"varint,5,opt,name=snapshot_bytes,json=snapshotBytes,proto3" json:"snapshot_bytes,omitempty"` // that all of them take, what they share once; no more are taken once it is reached
 	CreatesPerSecond float64                `protobuf:"fixed64,6,opt,name=creates_per_second,json=createsPerSecond,proto3" json:"creates_per_second,omitempty"`
 	Weight           int32                  `protobuf:"varint,7,opt,name=weight,proto3" json:"weight,omitempty"` // share of a full node; 0 = 1
 	unknownFields    protoimpl.UnknownFields

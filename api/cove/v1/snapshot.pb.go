@@ -655,7 +655,7 @@ type PruneSnapshotsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	KeepLast      int32                  `protobuf:"varint,1,opt,name=keep_last,json=keepLast,proto3" json:"keep_last,omitempty"`                                                                                // per sandbox; 0 = no rule
 	KeepLabels    map[string]string      `protobuf:"bytes,2,rep,name=keep_labels,json=keepLabels,proto3" json:"keep_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // those that have one of these are kept
-	MaxBytes      int64                  `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`                                                                                // of all; the oldest go first; 0 = no rule
+	MaxBytes      int64                  `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`                                                                                // of all, what they share once; the oldest go first; 0 = no rule
 	MaxAge        *durationpb.Duration   `protobuf:"bytes,4,opt,name=max_age,json=maxAge,proto3" json:"max_age,omitempty"`
 	Sandbox       string                 `protobuf:"bytes,5,opt,name=sandbox,proto3" json:"sandbox,omitempty"` // only of this one
 	DryRun        bool                   `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
@@ -783,7 +783,7 @@ type PrunedSnapshot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	Stored        int64                  `protobuf:"varint,3,opt,name=stored,proto3" json:"stored,omitempty"`
+	Stored        int64                  `protobuf:"varint,3,opt,name=stored,proto3" json:"stored,omitempty"` // bytes that its removal frees, after those before it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
