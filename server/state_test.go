@@ -265,31 +265,154 @@ func TestTheRecordComesBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// A caller that leaves does not lose the snapshot.
-func TestASnapshotIsFinishedWithoutItsCaller(t *testing.T) {
-	w := newWorld(t)
-	a := w.create(nil)
-	ctx, leave := context.WithCancel(t.Context())
-	gone, left := make(chan struct{}), make(chan struct{})
-	w.onCall = func(ctx context.Context) { context.AfterFunc(ctx, func() { close(gone) }) }
-	w.node.onSnapshot = func(ctx context.Context, _ SnapshotRequest) error {
-		leave()
-		<-gone
-		close(left)
-		return ctx.Err()
+// departure is a caller that leaves in the middle: now makes it leave and returns
+// when the server has noticed.
+func (w *world) departure() (ctx context.Context, now func()) {
+	ctx, leave := context.WithCancel(w.Context())
+	gone := make(chan struct{})
+	var first sync.Once
+	w.onCall = func(ctx context.Context) {
+		first.Do(func() { context.AfterFunc(ctx, func() { close(gone) }) })
 	}
-	s, err := w.client.Snapshots.Create(ctx, connect.NewRequest(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "kept"}))
+	return ctx, func() { leave(); <-gone }
+}
+
+// A caller that leaves before its snapshot is on record leaves nothing of it,
+// and the sandbox goes on; one that leaves after has the whole of it.
+func TestACallerLeavesASnapshot(t *testing.T) {
+	kinds := map[string]*covev1.CreateSnapshotRequest{
+		"memory": {}, "filesystem": {Kind: "filesystem"}, "directory": {Kind: "directory", Path: "/etc"},
+		"stop": {Stop: true}, "stop filesystem": {Kind: "filesystem", Stop: true},
+	}
+	for name, req := range kinds {
+		for _, at := range []string{"begin", "made", "committed"} {
+			if at == "committed" && !req.Stop {
+				continue
+			}
+			t.Run(name+" at "+at, func(t *testing.T) {
+				w := newWorld(t)
+				a := w.create(nil)
+				ctx, leave := w.departure()
+				switch at {
+				case "begin":
+					w.node.onSnapshot = func(context.Context, SnapshotRequest) error { leave(); return nil }
+				case "made":
+					w.node.onMade = leave
+				case "committed":
+					w.node.onCommitted = leave
+				}
+				m := &covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "s", Kind: req.Kind, Path: req.Path, Stop: req.Stop}
+				s, err := w.client.Snapshots.Create(ctx, connect.NewRequest(m))
+				if err == nil {
+					for s.Receive() {
+					}
+					err = s.Err()
+					_ = s.Close()
+				}
+				wantError(t, err, sandbox.ErrCanceled)
+				w.settled() // which waits for what is being made
+				_, err = w.store.GetSnapshot(w.all(), "s")
+				if at == "committed" {
+					if err != nil {
+						t.Errorf("its record: %v", err)
+					}
+					if end := w.ended(a.Id); end.Detail != "stopped by a snapshot" {
+						t.Errorf("it ended with %v", end)
+					}
+					return
+				}
+				wantError(t, err, sandbox.ErrNotFound)
+				if got := w.node.contents(); len(got) != 0 {
+					t.Errorf("content %v is left", got)
+				}
+				w.node.mu.Lock()
+				if at == "made" && !req.Stop && len(w.node.released) != 1 {
+					t.Errorf("released %v", w.node.released)
+				}
+				w.node.mu.Unlock()
+				if sb := w.get(a.Id); sb.End != nil || sb.Standby != "" || len(sb.Ancestors) != 0 {
+					t.Errorf("the sandbox: %+v", sb)
+				}
+			})
+		}
+	}
+}
+
+func TestACallerLeavesASnapshotOfAVolume(t *testing.T) {
+	w := newWorld(t)
+	w.addState()
+	ctx, leave := w.departure()
+	w.node.volumeSet.onMade = func(manifest string) {
+		w.node.mu.Lock()
+		w.node.frozen[manifest] = fakeFrozen{}
+		w.node.mu.Unlock()
+		leave()
+	}
+	_, err := w.client.Volumes.Snapshot(ctx, connect.NewRequest(&covev1.SnapshotVolumeRequest{Name: "data", SnapshotName: "s"}))
+	wantError(t, err, sandbox.ErrCanceled)
+	w.settled()
+	_, err = w.store.GetSnapshot(w.all(), "s")
+	wantError(t, err, sandbox.ErrNotFound)
+	w.node.mu.Lock()
+	defer w.node.mu.Unlock()
+	if _, there := w.node.frozen["volume-data"]; there || !slices.Equal(w.node.released, []string{"volume-data"}) {
+		t.Errorf("still there: %v; released %v", there, w.node.released)
+	}
+}
+
+// A caller that leaves while a template is frozen leaves no version and no
+// sandbox.
+func TestACallerLeavesABuild(t *testing.T) {
+	w := newWorld(t)
+	ctx, leave := w.departure()
+	w.node.onMade = leave
+	s, err := w.client.Templates.Build(ctx, connect.NewRequest(&covev1.BuildTemplateRequest{Name: "web"}))
 	if err == nil {
 		for s.Receive() {
 		}
+		err = s.Err()
 		_ = s.Close()
 	}
-	<-left
-	w.onCall = nil
-	for {
-		if _, err := w.store.GetSnapshot(w.all(), "kept"); err == nil {
-			break
-		}
+	wantError(t, err, sandbox.ErrCanceled)
+	w.settled()
+	_, err = w.store.GetTemplate(w.all(), "web", 0)
+	wantError(t, err, sandbox.ErrNotFound)
+	for w.node.liveCount() != 0 {
+		<-tick()
+	}
+	if got := w.node.contents(); len(got) != 0 {
+		t.Errorf("content %v is left", got)
+	}
+}
+
+// The time of a build is the caller's: writing the memory is part of it.
+func TestABuildTimeCountsTheFreeze(t *testing.T) {
+	var ahead atomic.Int64
+	w := newWorld(t, func(c *Config) { c.Clock = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) } })
+	w.node.onSnapshot = func(context.Context, SnapshotRequest) error { ahead.Add(int64(time.Minute)); return nil }
+	s, err := w.client.Templates.Build(t.Context(), connect.NewRequest(&covev1.BuildTemplateRequest{Name: "web"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var tpl *covev1.Template
+	for s.Receive() {
+		tpl = s.Msg().Template
+	}
+	if s.Err() != nil || tpl.GetBuildTime().AsDuration() < time.Minute {
+		t.Errorf("%v, %v", tpl.GetBuildTime(), s.Err())
+	}
+}
+
+// A pause is finished without its caller: half of it is no state to be in.
+func TestACallerLeavesAPause(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	ctx, leave := w.departure()
+	w.node.onPause = leave
+	_, err := w.client.Sandboxes.Pause(ctx, connect.NewRequest(&covev1.PauseRequest{Id: a.Id, Cold: true}))
+	wantError(t, err, sandbox.ErrCanceled)
+	for w.get(a.Id).Standby != "cold" {
 		<-tick()
 	}
 }
