@@ -43,7 +43,7 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 	s.ends.noteReset(id)
 	episode, took, err := s.node.Restore(ctx, id, o.img, snap)
 	if err != nil {
-		if errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrEnded) {
+		if errors.Is(err, sandbox.ErrNoSandbox) || errors.Is(err, sandbox.ErrEnded) {
 			s.ends.forgetResets(id)
 		}
 		return nil, s.explain(ctx, id, s.wayOut(ctx, snap, err))

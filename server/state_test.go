@@ -641,6 +641,58 @@ func TestForkAllOrEnough(t *testing.T) {
 	}
 }
 
+// What is missing inside is not the sandbox: there is no end of it to wait for.
+func TestAMissingPathIsNoMissingSandbox(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.EndWait = time.Hour })
+	w.addState()
+	a := w.create(nil)
+	w.node.onSnapshot = func(_ context.Context, r SnapshotRequest) error {
+		return sandbox.Errorf(sandbox.NotFound, "guest.file", "no file %s", r.Path)
+	}
+	_, err := w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Kind: "directory", Path: "/nope"})
+	if e := wantError(t, err, sandbox.ErrNotFound, "no file /nope"); e.Reason != "" {
+		t.Errorf("reason %q", e.Reason)
+	}
+	w.node.onRestore = func() error { return sandbox.Errorf(sandbox.NotFound, "node.volume", "no volume 'gone'") }
+	_, err = w.client.Sandboxes.Restore(t.Context(), connect.NewRequest(&covev1.RestoreRequest{Id: a.Id, Snapshot: "warm"}))
+	wantError(t, err, sandbox.ErrNotFound, "no volume 'gone'")
+	_, err = w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: "nosuch"})
+	wantError(t, err, sandbox.ErrNoSandbox, "no sandbox 'nosuch'")
+}
+
+// Only a refusal to restore is answered with what still starts; everything else
+// has a way out of its own.
+func TestTheWayOutOfARefusedRestore(t *testing.T) {
+	w := newWorld(t)
+	w.addState()
+	a := w.create(nil)
+	create := func(err error) error {
+		w.node.onCreateFrom = func(sandbox.Sandbox) error { return err }
+		_, err = w.client.Sandboxes.Create(t.Context(), connect.NewRequest(&covev1.CreateSandboxRequest{Spec: &covev1.SandboxSpec{Snapshot: "warm"}}))
+		return err
+	}
+	refused := sandbox.Errorf(sandbox.Precondition, "gvisor.restore", "this CPU lacks avx512")
+	e := wantError(t, create(refused.WithReason(sandbox.RestoreRefused)), sandbox.ErrPrecondition, "avx512", "cove create --snapshot files")
+	if e.Reason != sandbox.RestoreRefused {
+		t.Errorf("reason %q", e.Reason)
+	}
+	for _, own := range []*sandbox.Error{
+		sandbox.Errorf(sandbox.Precondition, "cas", "sealed with key k1").WithHint("add the key with id k1"),
+		sandbox.Errorf(sandbox.Unsupported, "node.network", "no networks").WithHint("create it with network none"),
+	} {
+		if e := wantError(t, create(own), &sandbox.Error{Class: own.Class}); e.Hint != own.Hint {
+			t.Errorf("%v: hint %q", own, e.Hint)
+		}
+	}
+	w.node.onCreateFrom = func(sandbox.Sandbox) error {
+		return sandbox.Errorf(sandbox.Precondition, "volume", "data is held").WithHint("mount it ro")
+	}
+	_, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 1})
+	if e := wantError(t, err, sandbox.ErrPrecondition); e.Hint != "mount it ro" {
+		t.Errorf("hint %q", e.Hint)
+	}
+}
+
 func TestRestore(t *testing.T) {
 	w := newWorld(t)
 	a := w.create(nil)
@@ -669,7 +721,7 @@ func TestRestore(t *testing.T) {
 
 	// A failure leaves it as it was, and says what still works.
 	w.node.onRestore = func() error {
-		return sandbox.Errorf(sandbox.Unsupported, "node.restore", "made by build 1, this is build 2")
+		return sandbox.Errorf(sandbox.Unsupported, "node.restore", "made by build 1, this is build 2").WithReason(sandbox.RestoreRefused)
 	}
 	_, err = w.client.Sandboxes.Restore(t.Context(), connect.NewRequest(&covev1.RestoreRequest{Id: a.Id, Snapshot: s1.Id}))
 	wantError(t, err, sandbox.ErrUnsupported, "build 1", "filesystem snapshot")
