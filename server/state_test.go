@@ -610,7 +610,7 @@ func TestForkAllOrEnough(t *testing.T) {
 	}
 	fail(1)
 	_, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 5})
-	if e := wantError(t, err, sandbox.ErrNoCapacity, "full"); e.RetryAfter != time.Second {
+	if e := wantError(t, err, sandbox.ErrNoCapacity, "4 of 5 children stood and at least 5 had to", ": full"); e.RetryAfter != time.Second {
 		t.Error(e.RetryAfter)
 	}
 	if w.node.liveCount() != 1 || len(w.records()) != 1 || w.node.passingCount() != 0 {
@@ -635,7 +635,7 @@ func TestForkAllOrEnough(t *testing.T) {
 	}
 	fail(3)
 	_, err = w.fork(&covev1.ForkRequest{Id: a.Id, Count: 5, MinReady: 3})
-	wantError(t, err, sandbox.ErrNoCapacity)
+	wantError(t, err, sandbox.ErrNoCapacity, "2 of 5 children stood and at least 3 had to", "3 times full")
 	if w.node.liveCount() != 4 || len(w.records()) != 4 {
 		t.Errorf("left %d sandboxes, %d records", w.node.liveCount(), len(w.records()))
 	}
@@ -690,6 +690,21 @@ func TestTheWayOutOfARefusedRestore(t *testing.T) {
 	_, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 1})
 	if e := wantError(t, err, sandbox.ErrPrecondition); e.Hint != "mount it ro" {
 		t.Errorf("hint %q", e.Hint)
+	}
+}
+
+// Of many ways to fail a fork names the first few.
+func TestForkNamesTheCauses(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	var n atomic.Int32
+	w.node.onCreateFrom = func(sandbox.Sandbox) error {
+		return sandbox.Errorf(sandbox.Unavailable, "node.create", "cause %d", (n.Add(1)-1)%5).WithHint("look")
+	}
+	_, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 20, MinReady: 1})
+	e := wantError(t, err, sandbox.ErrUnavailable, "0 of 20 children stood and at least 1 had to", "4 times cause", "and 2 other causes")
+	if strings.Count(e.Msg, "4 times cause") != 3 || e.Hint != "look" {
+		t.Errorf("%q, hint %q", e.Msg, e.Hint)
 	}
 }
 

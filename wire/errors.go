@@ -78,7 +78,7 @@ func ToConnect(err error) *connect.Error {
 	if errors.As(err, &ce) {
 		return ce
 	}
-	e := asDomain(err)
+	e := Domain(err)
 	code, ok := codes[e.Class]
 	if !ok {
 		code = connect.CodeInternal
@@ -102,9 +102,9 @@ func ToConnect(err error) *connect.Error {
 	return ce
 }
 
-// asDomain finds the *sandbox.Error in err or makes one. A context error gets
+// Domain finds the *sandbox.Error in err or makes one. A context error gets
 // its own class, anything else is a defect of ours.
-func asDomain(err error) *sandbox.Error {
+func Domain(err error) *sandbox.Error {
 	var e *sandbox.Error
 	switch {
 	case errors.As(err, &e):

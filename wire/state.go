@@ -165,7 +165,7 @@ func volumeMountsFrom(ms []*covev1.VolumeMount) (out []sandbox.VolumeMount) {
 // ErrorDetail is an error as part of an answer, for calls of which some parts
 // succeed.
 func ErrorDetail(err error) (*covev1.ErrorDetail, string) {
-	e := asDomain(err)
+	e := Domain(err)
 	return &covev1.ErrorDetail{
 		Code:         string(e.Class),
 		Op:           utf8String(e.Op),
