@@ -149,13 +149,14 @@ func (a *app) keyRevokeCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for _, id := range args {
+			failed := a.forEach(cmd.Context(), args, func(id string) error {
 				if _, err := api.Keys.Revoke(cmd.Context(), connect.NewRequest(&covev1.RevokeKeyRequest{Id: id})); err != nil {
 					return err
 				}
 				fmt.Fprintln(a.Stdout, id)
-			}
-			return nil
+				return nil
+			})
+			return failed
 		},
 	}
 }

@@ -205,13 +205,14 @@ func (a *app) secretRmCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for _, name := range args {
+			failed := a.forEach(cmd.Context(), args, func(name string) error {
 				if _, err := api.Secrets.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteSecretRequest{Name: name})); err != nil {
 					return err
 				}
 				fmt.Fprintln(a.Stdout, name)
-			}
-			return nil
+				return nil
+			})
+			return failed
 		},
 	}
 }
