@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -163,13 +164,17 @@ func FromConnect(err error) error {
 	if connect.IsWireError(ce) {
 		return out
 	}
-	switch ce.Code() {
-	case connect.CodeUnavailable:
+	var lost *net.OpError
+	switch {
+	case out.Class == sandbox.Canceled, out.Class == sandbox.DeadlineReached: // what broke then is what the caller gave up
+	case errors.Is(ce, io.ErrUnexpectedEOF), errors.As(ce, &lost) && (lost.Op == "read" || lost.Op == "write"):
+		// Whatever Connect calls it: the server died, or the network did.
+		return &sandbox.Error{Class: sandbox.Unavailable, Msg: "the server went away in the middle of the call", Hint: wentAwayHint}
+	case ce.Code() == connect.CodeUnavailable:
 		out.Hint = notRunningHint
-	case connect.CodeInvalidArgument, connect.CodeUnknown:
-		// Not the server's word but Connect's own for a stream that broke off
-		// in the middle of a message: the server died or the network did.
-		out.Class = sandbox.Unavailable
+	case ce.Code() == connect.CodeInvalidArgument, ce.Code() == connect.CodeUnknown:
+		// Connect's own for the same in other words.
+		out.Class, out.Hint = sandbox.Unavailable, wentAwayHint
 	}
 	return out
 }
@@ -195,7 +200,10 @@ type bufferedAnswer struct {
 func (b *bufferedAnswer) WriteHeader(status int)      { b.status = status }
 func (b *bufferedAnswer) Write(p []byte) (int, error) { return b.Buffer.Write(p) }
 
-const notRunningHint = `is the server running? "make start" or "cove serve" starts it, COVE_URL names it`
+const (
+	notRunningHint = `is the server running? "make start" or "cove serve" starts it, COVE_URL names it`
+	wentAwayHint   = `sandboxes and what is on record are not lost: when it is back ("make start" or "cove serve"), look whether it was done, and ask again if not`
+)
 
 // errorWriter holds no state.
 var errorWriter = connect.NewErrorWriter()
