@@ -99,12 +99,15 @@ func tooFew(ready, enough int, errs []error) error {
 		}
 		bare := *e
 		bare.Op = ""
+		if bare.Field == first.Field {
+			bare.Field = "" // out names it
+		}
 		cause := bare.Error()
 		if times[cause]++; times[cause] == 1 {
 			causes = append(causes, cause)
 		}
 	}
-	out := &sandbox.Error{Class: first.Class, Op: first.Op, Reason: first.Reason, Hint: first.Hint, RetryAfter: first.RetryAfter,
+	out := &sandbox.Error{Class: first.Class, Op: first.Op, Field: first.Field, Reason: first.Reason, Hint: first.Hint, RetryAfter: first.RetryAfter,
 		Msg: fmt.Sprintf("%d of %d children stood and at least %d had to; none is left: ", ready, len(errs), enough)}
 	for i, cause := range causes[:min(len(causes), forkCauses)] {
 		if i > 0 {
