@@ -144,10 +144,8 @@ func TestRemove(t *testing.T) {
 	for _, id := range []string{"a1", "b1", "c1", "d1"} {
 		f.addSandbox(id, map[string]string{"id": id})
 	}
-	f.cove(t, settings{}, "rm", "a1", "nope").want(t, 1, "", "no sandbox nope")
-	if len(f.killed) != 0 {
-		t.Fatalf("a typo removed %v", f.killed)
-	}
+	f.cove(t, settings{}, "rm", "nope").want(t, 1, "", "cove: no sandbox nope")
+	f.cove(t, settings{}, "rm", "nope", "nix", "--json").want(t, 1, "", "cove: nope: no sandbox nope", "cove: nix: no sandbox nix")
 	f.cove(t, settings{}, "rm", "a", "b1").want(t, 0, "a1\nb1\n")
 	f.cove(t, settings{}, "rm", "--label", "id=c1").want(t, 0, "c1\n")
 	for _, args := range [][]string{{"rm"}, {"rm", "--all", "a1"}, {"rm", "--all", "--label", "a=b"}} {

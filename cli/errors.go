@@ -54,16 +54,13 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 	if errors.As(err, &exit) && exit.Err == nil {
 		return exit.Code
 	}
-	msg, hint := a.explain(err)
-	fmt.Fprintln(a.Stderr, "cove: "+escape(msg))
-	if hint != "" {
-		// A failed build's hint holds what code inside printed, in lines.
-		for i, line := range strings.Split(hint, "\n") {
-			if i == 0 {
-				line = "hint: " + line
-			}
-			fmt.Fprintln(a.Stderr, escape(line))
+	var several failures
+	if errors.As(err, &several) {
+		for _, f := range several {
+			a.complain(f.name+": ", f.err)
 		}
+	} else {
+		a.complain("", err)
 	}
 	var wrong *usageError
 	switch {
@@ -77,6 +74,22 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 		return 128 + int(syscall.SIGINT)
 	}
 	return exitFailed
+}
+
+// complain prints one error and its hint.
+func (a *app) complain(about string, err error) {
+	msg, hint := a.explain(err)
+	fmt.Fprintln(a.Stderr, "cove: "+escape(about+msg))
+	if hint == "" {
+		return
+	}
+	// A failed build's hint holds what code inside printed, in lines.
+	for i, line := range strings.Split(hint, "\n") {
+		if i == 0 {
+			line = "hint: " + line
+		}
+		fmt.Fprintln(a.Stderr, escape(line))
+	}
 }
 
 // explain says what went wrong and what to do about it.

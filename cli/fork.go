@@ -168,7 +168,7 @@ func (a *app) resumeCmd() *cobra.Command {
 // eachID does something to each sandbox named and prints those it did.
 func (a *app) eachID(cmd *cobra.Command, args []string, asJSON bool, do func(id string) (*covev1.Sandbox, float64, error)) error {
 	out := []sandboxJSON{}
-	for _, arg := range args {
+	failed := a.forEach(cmd.Context(), args, func(arg string) error {
 		id, err := a.resolveID(cmd.Context(), arg)
 		if err != nil {
 			return err
@@ -183,11 +183,12 @@ func (a *app) eachID(cmd *cobra.Command, args []string, asJSON bool, do func(id 
 		if !asJSON {
 			fmt.Fprintln(a.Stdout, id)
 		}
-	}
+		return nil
+	})
 	if asJSON {
-		return a.printJSON(out)
+		return printDone(a, out, failed)
 	}
-	return nil
+	return failed
 }
 
 func (a *app) treeCmd() *cobra.Command {

@@ -235,14 +235,15 @@ func (a *app) imageInspectCmd() *cobra.Command {
 				return err
 			}
 			out := []imageJSON{}
-			for _, n := range args {
+			failed := a.forEach(cmd.Context(), args, func(n string) error {
 				resp, err := api.Images.Get(cmd.Context(), connect.NewRequest(&covev1.GetImageRequest{Name: n}))
 				if err != nil {
 					return err
 				}
 				out = append(out, toImageJSON(resp.Msg.GetImage()))
-			}
-			return a.printJSON(out)
+				return nil
+			})
+			return printDone(a, out, failed)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "the only format there is")
@@ -258,7 +259,7 @@ func (a *app) imageRmCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.removeEach(args, asJSON, func(n string) error {
+			return a.removeEach(cmd.Context(), args, asJSON, func(n string) error {
 				_, err := api.Images.Remove(cmd.Context(), connect.NewRequest(&covev1.RemoveImageRequest{Name: n}))
 				return err
 			})

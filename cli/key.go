@@ -150,7 +150,7 @@ func (a *app) keyRevokeCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.removeEach(args, asJSON, func(id string) error {
+			return a.removeEach(cmd.Context(), args, asJSON, func(id string) error {
 				_, err := api.Keys.Revoke(cmd.Context(), connect.NewRequest(&covev1.RevokeKeyRequest{Id: id}))
 				return err
 			})

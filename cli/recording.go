@@ -257,7 +257,7 @@ func (a *app) recordingRmCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.removeEach(args, asJSON, func(n string) error {
+			return a.removeEach(cmd.Context(), args, asJSON, func(n string) error {
 				_, err := api.Recordings.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteRecordingRequest{Name: n}))
 				return err
 			})

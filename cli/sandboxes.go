@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,14 +84,15 @@ func (a *app) inspectCmd() *cobra.Command {
 		ValidArgsFunction: a.liveIDs(0),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out := []sandboxJSON{}
-			for _, arg := range args {
+			failed := a.forEach(cmd.Context(), args, func(arg string) error {
 				s, err := a.resolve(cmd.Context(), arg)
 				if err != nil {
 					return err
 				}
 				out = append(out, toSandboxJSON(s))
-			}
-			return a.printJSON(out)
+				return nil
+			})
+			return printDone(a, out, failed)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "the only format there is")
@@ -109,7 +111,7 @@ func (a *app) resetCmd() *cobra.Command {
 				return err
 			}
 			out := []sandboxJSON{}
-			for _, arg := range args {
+			failed := a.forEach(cmd.Context(), args, func(arg string) error {
 				id, err := a.resolveID(cmd.Context(), arg)
 				if err != nil {
 					return err
@@ -125,11 +127,12 @@ func (a *app) resetCmd() *cobra.Command {
 					fmt.Fprintln(a.Stdout, id)
 					fmt.Fprintf(a.Stderr, "episode %d, %s\n", j.Episode, formatDuration(resp.Msg.GetNodeTime().AsDuration()))
 				}
-			}
+				return nil
+			})
 			if asJSON {
-				return a.printJSON(out)
+				return printDone(a, out, failed)
 			}
-			return nil
+			return failed
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of the sandboxes")
@@ -182,7 +185,8 @@ func (a *app) rmCmd() *cobra.Command {
 		Aliases: []string{"kill"},
 		Short:   "End sandboxes and remove all they held",
 		Long: `End sandboxes and remove all they held. Returns when nothing is left of them;
-removing one that has ended succeeds. Prints the ids removed.`,
+removing one that has ended succeeds. Prints the ids removed. One that cannot be
+removed keeps no other from it.`,
 		ValidArgsFunction: a.liveIDs(0),
 		Args: func(cmd *cobra.Command, args []string) error {
 			ways := 0
@@ -216,18 +220,15 @@ removing one that has ended succeeds. Prints the ids removed.`,
 					return err
 				}
 			}
-			for _, arg := range args {
+			unknown := a.forEach(ctx, args, func(arg string) error {
 				id, err := a.resolveID(ctx, arg)
-				if err != nil {
-					return err // before anything is removed: a typo removes nothing
+				if err == nil {
+					ids = append(ids, id)
 				}
-				ids = append(ids, id)
-			}
-			removed, err := a.killAll(ctx, ids)
-			if perr := a.printIDs(removed, asJSON); perr != nil {
-				return perr
-			}
-			return err
+				return err
+			})
+			removed, failed := a.killAll(ctx, ids)
+			return a.printGone(removed, asJSON, failed.and(unknown))
 		},
 	}
 	cmd.Flags().VarP(&labels, "label", "l", "every live sandbox with this label (repeatable: all must match)")
@@ -237,9 +238,8 @@ removing one that has ended succeeds. Prints the ids removed.`,
 }
 
 // killAll removes sandboxes, eight at a time: a teardown is a few milliseconds
-// of kernel work, so more at once gains nothing. All are tried; the first
-// error in order is returned.
-func (a *app) killAll(ctx context.Context, ids []string) (removed []string, err error) {
+// of kernel work, so more at once gains nothing. All are tried, as by forEach.
+func (a *app) killAll(ctx context.Context, ids []string) (removed []string, failed failures) {
 	errs := make([]error, len(ids))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
@@ -254,27 +254,32 @@ func (a *app) killAll(ctx context.Context, ids []string) (removed []string, err 
 	for i, e := range errs {
 		if e == nil {
 			removed = append(removed, ids[i])
-		} else if err == nil {
-			err = e
+		} else {
+			failed = append(failed, failure{ids[i], e})
 		}
 	}
-	return removed, err
+	return removed, failed
 }
 
-// removeEach removes one after another until one cannot be, and prints those
-// that went.
-func (a *app) removeEach(names []string, asJSON bool, remove func(name string) error) (err error) {
+// removeEach removes one after another and prints those that went.
+func (a *app) removeEach(ctx context.Context, names []string, asJSON bool, remove func(name string) error) error {
 	var gone []string
-	for _, n := range names {
-		if err = remove(n); err != nil {
-			break
+	failed := a.forEach(ctx, names, func(n string) error {
+		err := remove(n)
+		if err == nil {
+			gone = append(gone, n)
 		}
-		gone = append(gone, n)
+		return err
+	})
+	return a.printGone(gone, asJSON, failed)
+}
+
+// printGone is printDone of things that are no more.
+func (a *app) printGone(gone []string, asJSON bool, failed error) error {
+	if len(gone) == 0 && failed != nil {
+		return failed
 	}
-	if perr := a.printIDs(gone, asJSON); perr != nil {
-		return perr
-	}
-	return err
+	return cmp.Or(a.printIDs(gone, asJSON), failed)
 }
 
 func (a *app) printIDs(ids []string, asJSON bool) error {
@@ -299,14 +304,7 @@ func (a *app) statsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var ids []string
-			for _, arg := range args {
-				id, err := a.resolveID(ctx, arg)
-				if err != nil {
-					return err
-				}
-				ids = append(ids, id)
-			}
+			ids := args
 			if len(args) == 0 {
 				err := a.eachSandbox(ctx, &covev1.ListSandboxesRequest{States: []covev1.SandboxState{covev1.SandboxState_SANDBOX_STATE_RUNNING}},
 					func(s *covev1.Sandbox) bool { ids = append(ids, s.GetId()); return true })
@@ -316,7 +314,14 @@ func (a *app) statsCmd() *cobra.Command {
 			}
 			t, out := &table{}, []statsJSON{}
 			t.row("ID", "CPU TIME", "MEMORY", "PEAK", "DISK", "PROCESSES")
-			for _, id := range ids {
+			failed := a.forEach(ctx, ids, func(arg string) error {
+				id := arg
+				if len(args) > 0 {
+					var err error
+					if id, err = a.resolveID(ctx, arg); err != nil {
+						return err
+					}
+				}
 				resp, err := api.Sandboxes.Stats(ctx, connect.NewRequest(&covev1.StatsRequest{Id: id}))
 				if err != nil {
 					return err
@@ -328,11 +333,12 @@ func (a *app) statsCmd() *cobra.Command {
 					peak = formatSize(s.GetMemoryPeak())
 				}
 				t.row(id, formatDuration(s.GetCpuTime().AsDuration()), formatSize(s.GetMemory()), peak, formatSize(s.GetDiskUsed()), fmt.Sprint(s.GetProcesses()))
-			}
+				return nil
+			})
 			if asJSON {
-				return a.printJSON(out)
+				return printDone(a, out, failed)
 			}
-			return t.print(a.Stdout)
+			return cmp.Or(t.print(a.Stdout), failed)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")

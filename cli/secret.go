@@ -231,7 +231,7 @@ func (a *app) secretRmCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.removeEach(args, asJSON, func(n string) error {
+			return a.removeEach(cmd.Context(), args, asJSON, func(n string) error {
 				_, err := api.Secrets.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteSecretRequest{Name: n}))
 				return err
 			})

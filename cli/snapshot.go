@@ -229,7 +229,7 @@ func (a *app) snapshotGetCmd() *cobra.Command {
 		ValidArgsFunction: a.snapshotNames(0),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out := []snapshotJSON{}
-			for _, arg := range args {
+			failed := a.forEach(cmd.Context(), args, func(arg string) error {
 				id, err := a.snapshotID(cmd.Context(), arg)
 				if err != nil {
 					return err
@@ -239,8 +239,9 @@ func (a *app) snapshotGetCmd() *cobra.Command {
 					return err
 				}
 				out = append(out, toSnapshotJSON(resp.Msg.GetSnapshot()))
-			}
-			return a.printJSON(out)
+				return nil
+			})
+			return printDone(a, out, failed)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "the only format there is")
@@ -252,16 +253,12 @@ func (a *app) snapshotRmCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rm SNAPSHOT...", Short: "Delete snapshots; what was made from them goes on", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.snapshotNames(0),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var ids []string
-			for _, arg := range args {
+			out := []deletedJSON{}
+			failed := a.forEach(cmd.Context(), args, func(arg string) error {
 				id, err := a.snapshotID(cmd.Context(), arg)
 				if err != nil {
-					return err // before anything is deleted: a typo deletes nothing
+					return err
 				}
-				ids = append(ids, id)
-			}
-			out := []deletedJSON{}
-			for _, id := range ids {
 				resp, err := a.api.Snapshots.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteSnapshotRequest{Id: id}))
 				if err != nil {
 					return err
@@ -270,11 +267,12 @@ func (a *app) snapshotRmCmd() *cobra.Command {
 				if !asJSON {
 					fmt.Fprintln(a.Stdout, id)
 				}
-			}
+				return nil
+			})
 			if asJSON {
-				return a.printJSON(out)
+				return printDone(a, out, failed)
 			}
-			return nil
+			return failed
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of what was deleted")
@@ -376,7 +374,7 @@ func (a *app) snapshotVerifyCmd() *cobra.Command {
 		Use: "verify SNAPSHOT...", Short: "Read every byte of snapshots and name what is broken", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.snapshotNames(0),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out := []verifiedJSON{}
-			for _, arg := range args {
+			failed := a.forEach(cmd.Context(), args, func(arg string) error {
 				id, err := a.snapshotID(cmd.Context(), arg)
 				if err != nil {
 					return err
@@ -389,11 +387,12 @@ func (a *app) snapshotVerifyCmd() *cobra.Command {
 				if !asJSON {
 					fmt.Fprintf(a.Stdout, "%s\t%s whole\n", id, formatSize(resp.Msg.GetBytes()))
 				}
-			}
+				return nil
+			})
 			if asJSON {
-				return a.printJSON(out)
+				return printDone(a, out, failed)
 			}
-			return nil
+			return failed
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")

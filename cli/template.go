@@ -180,14 +180,15 @@ func (a *app) templateGetCmd() *cobra.Command {
 				return err
 			}
 			out := []templateJSON{}
-			for _, arg := range args {
+			failed := a.forEach(cmd.Context(), args, func(arg string) error {
 				resp, err := api.Templates.Get(cmd.Context(), connect.NewRequest(&covev1.GetTemplateRequest{Name: arg}))
 				if err != nil {
 					return err
 				}
 				out = append(out, toTemplateJSON(resp.Msg.GetTemplate()))
-			}
-			return a.printJSON(out)
+				return nil
+			})
+			return printDone(a, out, failed)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "the only format there is")
@@ -205,7 +206,7 @@ func (a *app) templateRmCmd() *cobra.Command {
 				return err
 			}
 			var gone []string
-			for _, arg := range args {
+			failed := a.forEach(cmd.Context(), args, func(arg string) error {
 				resp, err := api.Templates.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteTemplateRequest{Name: arg}))
 				if err != nil {
 					return err
@@ -214,8 +215,9 @@ func (a *app) templateRmCmd() *cobra.Command {
 				for _, v := range resp.Msg.GetVersions() {
 					gone = append(gone, fmt.Sprintf("%s@%d", name, v))
 				}
-			}
-			return a.printIDs(gone, asJSON)
+				return nil
+			})
+			return a.printGone(gone, asJSON, failed)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of the versions deleted")

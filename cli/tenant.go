@@ -268,7 +268,7 @@ func (a *app) tenantRmCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.removeEach(args, asJSON, func(n string) error {
+			return a.removeEach(cmd.Context(), args, asJSON, func(n string) error {
 				_, err := api.Tenants.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteTenantRequest{Name: n}))
 				return err
 			})

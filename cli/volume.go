@@ -142,14 +142,15 @@ func (a *app) volumeGetCmd() *cobra.Command {
 				return err
 			}
 			out := []volumeJSON{}
-			for _, n := range args {
+			failed := a.forEach(cmd.Context(), args, func(n string) error {
 				resp, err := api.Volumes.Get(cmd.Context(), connect.NewRequest(&covev1.GetVolumeRequest{Name: n}))
 				if err != nil {
 					return err
 				}
 				out = append(out, toVolumeJSON(resp.Msg.GetVolume()))
-			}
-			return a.printJSON(out)
+				return nil
+			})
+			return printDone(a, out, failed)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "the only format there is")
@@ -165,7 +166,7 @@ func (a *app) volumeRmCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.removeEach(args, asJSON, func(n string) error {
+			return a.removeEach(cmd.Context(), args, asJSON, func(n string) error {
 				_, err := api.Volumes.Delete(cmd.Context(), connect.NewRequest(&covev1.DeleteVolumeRequest{Name: n}))
 				return err
 			})
@@ -379,13 +380,14 @@ func (a *app) volumeRmFileCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for _, p := range args[1:] {
+			failed := a.forEach(cmd.Context(), args[1:], func(p string) error {
 				if _, err := api.Volumes.RemoveFile(cmd.Context(), connect.NewRequest(&covev1.RemoveVolumeFileRequest{Name: args[0], Path: inVolume(p), Recursive: recursive})); err != nil {
 					return err
 				}
 				fmt.Fprintln(a.Stdout, p)
-			}
-			return nil
+				return nil
+			})
+			return failed
 		},
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "directories with all they hold")

@@ -14,7 +14,7 @@ import (
 
 // find returns a sandbox that was created here and is not yet gone, after
 // waiting for its create if that is still under way. sandbox.ErrEnded while
-// its end is known, sandbox.ErrNotFound otherwise.
+// its end is known, sandbox.ErrNoSandbox otherwise.
 func (n *Node) find(ctx context.Context, id string) (*box, error) {
 	for {
 		n.mu.Lock()
@@ -25,7 +25,7 @@ func (n *Node) find(ctx context.Context, id string) (*box, error) {
 		case b == nil && over:
 			return nil, endedError(id, end)
 		case b == nil:
-			return nil, sandbox.Errorf(sandbox.NotFound, "node", "no sandbox %s on node %s", id, n.cfg.Name)
+			return nil, sandbox.Errorf(sandbox.NotFound, "node", "no sandbox %s on node %s", id, n.cfg.Name).WithReason(sandbox.NoSandbox)
 		}
 		select {
 		case <-b.ready:

@@ -51,7 +51,7 @@ func newBlanks(n *Node, want int) *blanks {
 // ready.
 func (b *blanks) get(ctx context.Context, build string) (runtime.Blank, error) {
 	if b.make == nil {
-		return nil, sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot restore memory", b.n.cfg.Driver.Name())
+		return nil, sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot restore memory", b.n.cfg.Driver.Name()).WithReason(sandbox.RestoreRefused)
 	}
 	if keeper, ok := b.make.(runtime.BuildKeeper); ok && !keeper.Fits(build) {
 		return b.one(ctx, func(ctx context.Context, id string) (runtime.Blank, error) { return keeper.BlankOf(ctx, id, build) })

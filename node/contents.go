@@ -175,6 +175,14 @@ func (c *contents) hold(id cas.ID) {
 	c.pending[id] = time.Now()
 }
 
+// unhold is the end of hold. Who else is about to name the same content keeps
+// collections away until then: see server.contentBook.
+func (c *contents) unhold(id cas.ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.pending, id)
+}
+
 // again holds content if it is there still. While a collection may be removing
 // it nobody can say, and it is not.
 func (c *contents) again(ctx context.Context, id cas.ID) bool {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cas/local"
 	"github.com/cove-sandbox/cove/egress"
 	"github.com/cove-sandbox/cove/egress/authority"
@@ -431,6 +432,34 @@ func TestVolumeChangesBehindASandbox(t *testing.T) {
 	put("/new")
 	if got := m.sh("a", "cat /data/new"); got != "x" {
 		t.Errorf("with the file again: %q", got)
+	}
+}
+
+// Whoever leaves a snapshot leaves the sandbox running, and nothing else.
+func TestACallerLeavesASnapshotOnGVisor(t *testing.T) {
+	m := newMachine(t)
+	m.create("a")
+	m.sh("a", counter)
+	for _, r := range []node.SnapshotRequest{
+		{Kind: sandbox.MemorySnapshot, Keep: true},
+		{Kind: sandbox.MemorySnapshot, Keep: true, Stop: true},
+		{Kind: sandbox.FilesystemSnapshot, Keep: true, Stop: true},
+		{Kind: sandbox.DirectorySnapshot, Path: "/etc", Keep: true},
+	} {
+		ctx, leave := context.WithCancel(t.Context())
+		r.Progress = func(sandbox.Progress) { leave() } // it is about to stand still
+		c, _, err := m.Snapshot(ctx, "a", r)
+		leave()
+		if err == nil {
+			t.Errorf("%s, stop %v: %+v", r.Kind, r.Stop, c)
+		}
+		m.counts("a")
+	}
+	if _, err := m.Collect(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.store.List(t.Context(), func(i cas.Info) error { return fmt.Errorf("%s is left", i.ID) }); err != nil {
+		t.Error(err)
 	}
 }
 

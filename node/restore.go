@@ -46,7 +46,7 @@ func (n *Node) restore(ctx context.Context, b *box, from sandbox.Content, g *gue
 	r, ok := m.b.(runtime.Restorer)
 	if !ok {
 		n.blanks.giveBack(m.b, from.Build)
-		return nil, sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot restore memory", n.cfg.Driver.Name())
+		return nil, sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot restore memory", n.cfg.Driver.Name()).WithReason(sandbox.RestoreRefused)
 	}
 	err = n.connected(ctx, b, m.b.ID(), func(c runtime.Container) (err error) {
 		c.Guest = g

@@ -23,7 +23,9 @@ type SnapshotRequest struct {
 	Progress func(sandbox.Progress)
 	// Commit, if there is one, is called with what was made before the sandbox
 	// is stopped for it, and not without Stop. If it fails nothing is stopped: a
-	// sandbox ends when its caller has on record what is left of it.
+	// sandbox ends when its caller has on record what is left of it. Up to there
+	// a context that ends leaves the sandbox as it was; from there it counts no
+	// more.
 	Commit func(sandbox.Content) error
 }
 
@@ -61,6 +63,7 @@ func (n *Node) Snapshot(ctx context.Context, id string, r SnapshotRequest) (c sa
 		c, paused, err = n.snapshotFiles(ctx, id, r)
 	}
 	if err != nil {
+		n.letGo(c)
 		return sandbox.Content{}, 0, sandbox.WithOp("node.snapshot", err)
 	}
 	r.Progress(sandbox.Progress{Step: "done", Done: c.Size, Total: c.Size})
@@ -82,7 +85,7 @@ func (n *Node) snapshotMemory(ctx context.Context, b *box, r SnapshotRequest) (c
 		c.Stored = 0
 		n.states.hold(cas.ID(c.Manifest)) // also if it wakes before the caller has named it
 		if r.Stop {
-			return c, 0, n.stopInto(b, r, c)
+			return c, 0, n.stopInto(ctx, b, r, c)
 		}
 		return c, 0, nil
 	}
@@ -110,7 +113,7 @@ func (n *Node) snapshotMemory(ctx context.Context, b *box, r SnapshotRequest) (c
 		return c, 0, n.explain(b, k, err)
 	}
 	if r.Stop {
-		return c, paused, n.stopInto(b, r, c)
+		return c, paused, n.stopInto(ctx, b, r, c)
 	}
 	if r.Keep && quiet {
 		n.remember(b, r, mark{touched: touched, content: c})
@@ -119,7 +122,10 @@ func (n *Node) snapshotMemory(ctx context.Context, b *box, r SnapshotRequest) (c
 }
 
 // stopInto ends a sandbox once its state is safe and on record.
-func (n *Node) stopInto(b *box, r SnapshotRequest, c sandbox.Content) error {
+func (n *Node) stopInto(ctx context.Context, b *box, r SnapshotRequest, c sandbox.Content) error {
+	if ctx.Err() != nil {
+		return contextError("", ctx)
+	}
 	if r.Commit != nil {
 		if err := r.Commit(c); err != nil {
 			return err
@@ -164,6 +170,7 @@ func (n *Node) checkpoint(ctx context.Context, b *box, k runtime.Kernel, keep bo
 		offered = true
 	} else {
 		if c, err = n.states.store(ctx, dir, cp); err != nil {
+			n.litter.Store(true) // what is there of it serves nobody
 			return c, 0, err
 		}
 		// Of a sleeper too: the next use may be in a year, but is more often in
@@ -234,10 +241,11 @@ func (n *Node) snapshotFiles(ctx context.Context, id string, r SnapshotRequest) 
 		return snapshot.Filesystem{SpoolDir: n.states.cfg.Plain}.Pack(ctx, n.states.cfg.Store, f)
 	})
 	if err != nil {
+		n.litter.Store(true)
 		return c, 0, err
 	}
 	if r.Stop {
-		return c, paused, n.stopInto(b, r, c)
+		return c, paused, n.stopInto(ctx, b, r, c)
 	}
 	if quiet && !shared {
 		n.remember(b, r, mark{touched: touched, content: c})
@@ -338,12 +346,25 @@ func (n *Node) Blobs(ctx context.Context, manifests []string) (map[string][]snap
 	return out, nil
 }
 
-// Release lets go of content that was made for a fork.
+// Release lets go of content that was made for a fork, or that its caller will
+// not name after all.
 func (n *Node) Release(_ context.Context, c sandbox.Content) error {
-	if n.states != nil && c.Plain != "" {
-		n.states.drop(c.Plain)
+	if n.states != nil {
+		n.letGo(c)
 	}
 	return nil
+}
+
+// letGo leaves content that nobody will name to the next collection, which would
+// otherwise wait for its name.
+func (n *Node) letGo(c sandbox.Content) {
+	if c.Plain != "" {
+		n.states.drop(c.Plain)
+	}
+	if c.Manifest != "" {
+		n.states.unhold(cas.ID(c.Manifest))
+		n.litter.Store(true)
+	}
 }
 
 // Collect removes all stored content but that of keep, of sandboxes in cold

@@ -39,10 +39,14 @@ func inStateWorld(t *testing.T, f func(t *testing.T, w *world, store *faultyStor
 // faultyStore fails on request.
 type faultyStore struct {
 	*local.Store
-	begin error
+	begin   error
+	onBegin func()
 }
 
 func (f *faultyStore) Begin() (cas.Batch, error) {
+	if f.onBegin != nil {
+		f.onBegin()
+	}
 	if f.begin != nil {
 		return nil, f.begin
 	}
@@ -491,5 +495,63 @@ func TestStoppedOnceCommitted(t *testing.T) {
 		w.expectNotice("a")
 		w.expectEnd("a", sandbox.KilledByUser, "stopped by a snapshot")
 		w.consistent()
+	})
+}
+
+// Whoever leaves a snapshot leaves the sandbox as it was, at every step, and
+// nothing that a collection would spare.
+func TestACallerLeavesASnapshot(t *testing.T) {
+	inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+		w.create("a")
+		for _, stop := range []bool{false, true} {
+			for _, at := range []string{"before", "checkpoint", "store", "commit"} {
+				if at == "commit" && !stop {
+					continue
+				}
+				ctx, leave := context.WithCancel(t.Context())
+				r := SnapshotRequest{Kind: sandbox.MemorySnapshot, Keep: true, Stop: stop}
+				switch at {
+				case "before":
+					leave()
+				case "checkpoint":
+					w.drv.Hook(fake.Checkpoint, func(context.Context, string) error { leave(); return nil })
+				case "store":
+					store.onBegin = leave
+				case "commit":
+					r.Commit = func(sandbox.Content) error { leave(); return ctx.Err() }
+				}
+				c, _, err := w.Node.Snapshot(ctx, "a", r)
+				w.drv.Hook(fake.Checkpoint, nil)
+				store.onBegin = nil
+				leave()
+				if err == nil || c.Manifest != "" {
+					t.Errorf("stop %v at %s: %+v, %v", stop, at, c, err)
+				}
+				w.expectStandby("a", sandbox.Awake)
+				if err := w.touch("a"); err != nil {
+					t.Errorf("stop %v at %s: %v", stop, at, err)
+				}
+				if (at == "store" || at == "commit") && !w.Litter() {
+					t.Errorf("stop %v at %s: nothing to collect", stop, at)
+				}
+				if _, err := w.Collect(t.Context(), nil); err != nil || store.blobs(t) != 0 {
+					t.Errorf("stop %v at %s: %d blobs are left, %v", stop, at, store.blobs(t), err)
+				}
+				w.consistent("a")
+			}
+		}
+		w.expectNoNotice()
+
+		// And what was made, but will have no name.
+		c, _, err := w.Node.Snapshot(t.Context(), "a", SnapshotRequest{Kind: sandbox.MemorySnapshot, Keep: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Release(t.Context(), c); err != nil || !w.Litter() {
+			t.Errorf("litter %v, %v", w.Litter(), err)
+		}
+		if _, err := w.Collect(t.Context(), nil); err != nil || store.blobs(t) != 0 {
+			t.Errorf("%d blobs are left, %v", store.blobs(t), err)
+		}
 	})
 }

@@ -164,6 +164,9 @@ func (v *Volumes) Snapshot(ctx context.Context, name string) (sandbox.Content, e
 		}
 		return m, err
 	})
+	if err != nil && sandbox.ClassOf(err) != sandbox.NotFound {
+		v.n.litter.Store(true)
+	}
 	return c, sandbox.WithOp(op, err)
 }
 

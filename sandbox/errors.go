@@ -67,6 +67,9 @@ const (
 	PortTaken  Reason = "port_taken"  // of Precondition: a program inside has the port that was to be listened on
 	Asleep     Reason = "asleep"      // of Precondition: on standby, and the caller would not have it woken
 
+	NoSandbox      Reason = "no_sandbox"      // of NotFound: the sandbox itself, and not a file or process in it
+	RestoreRefused Reason = "restore_refused" // of Precondition and Unsupported: memory cannot go on here; other machine, other programs
+
 	ReplayMissed    Reason = "replay_miss"      // of NotFound: no such request was recorded, or not as often
 	ReplayTruncated Reason = "replay_truncated" // of NotFound: it was recorded, but not whole
 )
@@ -75,6 +78,8 @@ var (
 	ErrPortClosed = &Error{Class: Precondition, Reason: PortClosed}
 	ErrPortTaken  = &Error{Class: Precondition, Reason: PortTaken}
 	ErrAsleep     = &Error{Class: Precondition, Reason: Asleep}
+
+	ErrNoSandbox = &Error{Class: NotFound, Reason: NoSandbox}
 
 	ErrReplayMissed    = &Error{Class: NotFound, Reason: ReplayMissed}
 	ErrReplayTruncated = &Error{Class: NotFound, Reason: ReplayTruncated}
@@ -161,6 +166,13 @@ func Plain(err error) string {
 func (e *Error) WithHint(format string, args ...any) *Error {
 	c := *e
 	c.Hint = fmt.Sprintf(format, args...)
+	return &c
+}
+
+// WithReason returns a copy of e that says which case of its class it is.
+func (e *Error) WithReason(r Reason) *Error {
+	c := *e
+	c.Reason = r
 	return &c
 }
 

@@ -77,8 +77,7 @@ func (s templateService) Build(ctx context.Context, r *connect.Request[covev1.Bu
 	if err := b.step("freeze"); err != nil {
 		return err
 	}
-	b.tpl.BuildTime = s.cfg.Clock().Sub(began)
-	tpl, snap, err := b.freeze(ctx, sb)
+	tpl, snap, err := b.freeze(ctx, sb, began)
 	if err != nil {
 		return b.failure(ctx, err)
 	}
@@ -198,9 +197,9 @@ func (b *build) follow(ctx context.Context, g Guest, started chan struct{}) erro
 }
 
 // freeze takes the snapshot that is the version, stops the sandbox with it, and
-// records both. From here on it is finished even if the caller leaves.
-func (b *build) freeze(ctx context.Context, sb sandbox.Sandbox) (tpl sandbox.Template, snap sandbox.Snapshot, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotTimeout)
+// records both. A caller that leaves stops it up to the record.
+func (b *build) freeze(ctx context.Context, sb sandbox.Sandbox, began time.Time) (tpl sandbox.Template, snap sandbox.Snapshot, err error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()
 	defer context.AfterFunc(b.calls.cut, cancel)()
 	if err := b.admitSnapshot(ctx); err != nil {
@@ -214,20 +213,28 @@ func (b *build) freeze(ctx context.Context, sb sandbox.Sandbox) (tpl sandbox.Tem
 	recorded := false
 	_, _, err = b.node.Snapshot(ctx, sb.ID, SnapshotRequest{Kind: sandbox.MemorySnapshot, Stop: true, Keep: true, Progress: func(sandbox.Progress) {},
 		Commit: func(c sandbox.Content) (err error) {
+			work, cancel, err := onRecord(ctx)
+			if err != nil {
+				return err
+			}
+			defer cancel()
 			snap = b.newSnapshot(sb, taking{kind: sandbox.MemorySnapshot}, c)
 			snap.Hidden, snap.Spec = true, b.tpl.Spec
 			b.tpl.CreatedAt = snap.CreatedAt
-			tpl, err = b.store.CreateTemplateVersion(ctx, b.tpl, snap)
+			b.tpl.BuildTime = b.cfg.Clock().Sub(began)
+			tpl, err = b.store.CreateTemplateVersion(work, b.tpl, snap)
 			recorded = err == nil
 			return err
 		}})
-	if err != nil {
-		if !recorded {
-			b.content.want()
-		}
-		return tpl, snap, b.explain(ctx, sb.ID, err)
+	switch {
+	case err != nil && recorded:
+		return tpl, snap, b.explain(context.WithoutCancel(ctx), sb.ID, err)
+	case err != nil:
+		return tpl, snap, b.gaveUp(ctx, sb.ID, err)
 	}
-	if err := b.stopped(ctx, sb); err != nil {
+	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+	if err := b.stopped(work, sb); err != nil {
 		b.log.Warn("the end of a template's build is not on record yet", "sandbox", sb.ID, "err", err)
 	}
 	return tpl, snap, nil

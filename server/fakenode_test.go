@@ -73,7 +73,7 @@ func (n *fakeNode) find(id string) (*fakeGuest, error) {
 	if end, ok := n.ends[id]; ok {
 		return nil, &sandbox.Error{Class: sandbox.Ended, Msg: end.String()}
 	}
-	return nil, sandbox.Errorf(sandbox.NotFound, "node", "no sandbox %s", id)
+	return nil, sandbox.Errorf(sandbox.NotFound, "node", "no sandbox %s", id).WithReason(sandbox.NoSandbox)
 }
 
 func (n *fakeNode) Reset(ctx context.Context, id string) (int64, time.Duration, error) {

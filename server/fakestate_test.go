@@ -21,6 +21,8 @@ import (
 // by fakeNode.mu.
 type fakeState struct {
 	onSnapshot   func(ctx context.Context, r SnapshotRequest) error // before anything is made
+	onMade       func()                                             // between the content and its record; with mu
+	onPause      func()                                             // before anything is frozen
 	onCommitted  func()                                             // between the record and the end of what is stopped; with mu
 	onCreateFrom func(sb sandbox.Sandbox) error
 	onRestore    func() error
@@ -37,6 +39,8 @@ type fakeState struct {
 	made      int
 	prepares  int
 	collects  int
+	litter    bool
+	released  []string // manifests that were let go
 	volumeSet *fakeVolumes
 }
 
@@ -79,10 +83,16 @@ func (n *fakeNode) guestOfLocked(sb sandbox.Sandbox, img sandbox.Image) *fakeGue
 }
 
 func (n *fakeNode) Pause(ctx context.Context, id string, cold bool) error {
+	if n.onPause != nil {
+		n.onPause()
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	g, err := n.find(id)
 	if err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if cold {
@@ -127,6 +137,9 @@ func (n *fakeNode) Snapshot(ctx context.Context, id string, r SnapshotRequest) (
 			return c, 0, err
 		}
 	}
+	if err := ctx.Err(); err != nil {
+		return c, 0, err
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	g, err := n.find(id)
@@ -155,8 +168,12 @@ func (n *fakeNode) Snapshot(ctx context.Context, id string, r SnapshotRequest) (
 		c.Plain = fmt.Sprintf("c%d", n.made)
 		n.passing[c.Plain] = g.freeze(r.Kind)
 	}
+	if n.onMade != nil {
+		n.onMade()
+	}
 	if r.Stop && r.Commit != nil {
 		if err := r.Commit(c); err != nil {
+			n.litter = true
 			return sandbox.Content{}, 0, err
 		}
 		if n.onCommitted != nil {
@@ -311,6 +328,7 @@ func (n *fakeNode) Release(ctx context.Context, c sandbox.Content) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.passing, c.Plain)
+	n.released = append(n.released, c.Manifest)
 	return nil
 }
 
@@ -331,6 +349,7 @@ func (n *fakeNode) Collect(ctx context.Context, keep []string) (freed int64, err
 	defer n.mu.Unlock()
 	n.collects++
 	before := n.takesLocked()
+	n.litter = false
 	for m := range n.frozen {
 		asleep := false
 		for id := range n.live {
@@ -373,8 +392,9 @@ func (n *fakeNode) passingCount() int {
 
 // fakeVolumes are volumes in memory, by name.
 type fakeVolumes struct {
-	mu   sync.Mutex
-	vols map[string]*fakeVolume
+	mu     sync.Mutex
+	vols   map[string]*fakeVolume
+	onMade func(manifest string) // between a snapshot's content and its record
 }
 
 type fakeVolume struct {
@@ -454,7 +474,11 @@ func (s *fakeVolumes) Snapshot(ctx context.Context, name string) (sandbox.Conten
 	if err != nil {
 		return sandbox.Content{}, err
 	}
-	return sandbox.Content{Manifest: "volume-" + v.Name, Size: 7, Stored: 3}, nil
+	c := sandbox.Content{Manifest: "volume-" + v.Name, Size: 7, Stored: 3}
+	if s.onMade != nil {
+		s.onMade(c.Manifest)
+	}
+	return c, nil
 }
 
 func (s *fakeVolumes) Clone(ctx context.Context, name string, to sandbox.Volume) (sandbox.Volume, error) {
@@ -531,4 +555,8 @@ func (s *fakeVolumes) RemoveFile(ctx context.Context, name, p string, recursive 
 	return err
 }
 
-func (n *fakeNode) Litter() bool { return false }
+func (n *fakeNode) Litter() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.litter
+}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"connectrpc.com/connect"
@@ -62,7 +63,6 @@ func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.Fork
 	children, errs := s.bearAll(work, b, int(m.Count))
 
 	out := &covev1.ForkResponse{Paused: durationpb.New(paused)}
-	var first error
 	ready := int32(0)
 	for i, sb := range children {
 		if errs[i] == nil {
@@ -70,21 +70,62 @@ func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.Fork
 			out.Results = append(out.Results, &covev1.ForkResult{Sandbox: wire.Sandbox(sb)})
 			continue
 		}
-		if first == nil {
-			first = errs[i]
-		}
 		detail, msg := wire.ErrorDetail(errs[i])
 		out.Results = append(out.Results, &covev1.ForkResult{Error: detail, Message: msg})
 	}
 	if ready < enough {
 		s.takeBackAll(children, errs)
-		return nil, first
+		return nil, tooFew(int(ready), int(enough), errs)
 	}
 	if ctx.Err() != nil {
 		s.takeBackAll(children, errs)
 		return nil, ctx.Err()
 	}
 	return connect.NewResponse(out), nil
+}
+
+// forkCauses is how many different errors of children the error of a fork names.
+const forkCauses = 3
+
+// tooFew is the error of a fork that left nothing. It is the first child's, with
+// what it says of the others: no result can say it for each.
+func tooFew(ready, enough int, errs []error) error {
+	var first *sandbox.Error
+	var causes []string
+	times := map[string]int{}
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		e := wire.Domain(err)
+		if first == nil {
+			first = e
+		}
+		bare := *e
+		bare.Op = ""
+		if bare.Field == first.Field {
+			bare.Field = "" // out names it
+		}
+		cause := bare.Error()
+		if times[cause]++; times[cause] == 1 {
+			causes = append(causes, cause)
+		}
+	}
+	out := &sandbox.Error{Class: first.Class, Op: first.Op, Field: first.Field, Reason: first.Reason, Hint: first.Hint, RetryAfter: first.RetryAfter,
+		Msg: fmt.Sprintf("%d of %d children stood and at least %d had to; none is left: ", ready, len(errs), enough)}
+	for i, cause := range causes[:min(len(causes), forkCauses)] {
+		if i > 0 {
+			out.Msg += "; "
+		}
+		if n := times[cause]; n > 1 {
+			out.Msg += fmt.Sprintf("%d times ", n)
+		}
+		out.Msg += cause
+	}
+	if more := len(causes) - forkCauses; more > 0 {
+		out.Msg += fmt.Sprintf("; and %d other causes", more)
+	}
+	return out
 }
 
 func (s *Server) checkFork(m *covev1.ForkRequest) (timeout time.Duration, err error) {

@@ -13,7 +13,7 @@ import (
 
 // Node is what the server needs of a node. In an all-in-one process it is the
 // node itself; on a fleet it will be a stream to one. All errors are
-// *sandbox.Error.
+// *sandbox.Error; of a sandbox that the node does not have, sandbox.ErrNoSandbox.
 type Node interface {
 	Name() string
 
@@ -22,14 +22,14 @@ type Node interface {
 	Create(ctx context.Context, sb sandbox.Sandbox, img sandbox.Image) (took time.Duration, err error)
 	Reset(ctx context.Context, id string) (episode int64, took time.Duration, err error)
 	// Kill ends a sandbox with a cause and returns when nothing is left of it.
-	// sandbox.ErrNotFound if the node does not have it.
+	// sandbox.ErrNoSandbox if the node does not have it.
 	Kill(ctx context.Context, id string, end sandbox.End) error
 	// SetExpiry moves the end of a sandbox's life; zero = never.
 	SetExpiry(ctx context.Context, id string, at time.Time) error
 	Stats(ctx context.Context, id string) (sandbox.Stats, error)
 
 	// Guest returns the machine inside, marks the sandbox active until release
-	// is called, and fails with sandbox.ErrEnded or ErrNotFound.
+	// is called, and fails with sandbox.ErrEnded or ErrNoSandbox.
 	Guest(ctx context.Context, id string) (g Guest, release func(), err error)
 	// Dial opens a byte stream to a TCP port inside and marks the sandbox active
 	// until release is called. sandbox.ErrPortClosed if nothing listens there.

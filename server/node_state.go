@@ -22,7 +22,8 @@ type StateNode interface {
 	Standby() map[string]sandbox.Standby
 
 	// Snapshot makes the content of a snapshot, complete and durable, or
-	// nothing. paused is how long the sandbox stood still.
+	// nothing. paused is how long the sandbox stood still. If ctx ends the
+	// sandbox is as it was, awake and not stopped, unless Commit has succeeded.
 	Snapshot(ctx context.Context, id string, r SnapshotRequest) (c sandbox.Content, paused time.Duration, err error)
 	// CreateFrom is Create from a memory snapshot: all that ran goes on. sb's
 	// spec is what limits it; img is the image of the snapshot.
@@ -40,7 +41,8 @@ type StateNode interface {
 	// Tar writes the content of a filesystem or directory snapshot.
 	Tar(ctx context.Context, c sandbox.Content, w io.Writer) error
 
-	// Release lets go of content that was made with Keep false.
+	// Release lets go of content that was made with Keep false, or that will
+	// have no record.
 	Release(ctx context.Context, c sandbox.Content) error
 	// Verify reads content and names what is broken; sandbox.ErrCorrupt.
 	Verify(ctx context.Context, c sandbox.Content) (bytes int64, err error)
@@ -52,7 +54,8 @@ type StateNode interface {
 	Collect(ctx context.Context, keep []string) (freed int64, err error)
 
 	// Litter says that content became useless since the last Collect by what
-	// the node did itself: a sandbox woke from cold standby, or ended in it.
+	// the node did itself: a sandbox woke from cold standby, or ended in it, or a
+	// snapshot was given up.
 	Litter() bool
 
 	// Volumes of the node; nil where it can have none.

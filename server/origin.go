@@ -336,8 +336,8 @@ func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) 
 // there is none.
 func (s *Server) wayOut(ctx context.Context, from sandbox.Snapshot, err error) error {
 	var e *sandbox.Error
-	if !errors.As(err, &e) || e.Class != sandbox.Unsupported && e.Class != sandbox.Precondition {
-		return err
+	if !errors.As(err, &e) || e.Reason != sandbox.RestoreRefused {
+		return err // whose own hint is the right one
 	}
 	hint := "memory goes only where it came from; a filesystem snapshot starts anywhere, but there is none of sandbox " + from.Sandbox
 	snaps, _, lerr := s.store.ListSnapshots(ctx, store.SnapshotFilter{Sandbox: from.Sandbox, Kind: sandbox.FilesystemSnapshot, PageSize: 1})

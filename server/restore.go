@@ -59,7 +59,7 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 	episode, took, err := s.node.Restore(ctx, id, o.img, snap)
 	if err != nil {
 		back()
-		if errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrEnded) {
+		if errors.Is(err, sandbox.ErrNoSandbox) || errors.Is(err, sandbox.ErrEnded) {
 			s.ends.forgetResets(id)
 		}
 		return nil, s.explain(ctx, id, s.wayOut(ctx, snap, err))

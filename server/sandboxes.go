@@ -49,7 +49,7 @@ func (s *Server) get(ctx context.Context, id string) (sandbox.Sandbox, error) {
 }
 
 func noSandbox(id string) error {
-	return &sandbox.Error{Class: sandbox.NotFound, Msg: "no sandbox '" + id + "'",
+	return &sandbox.Error{Class: sandbox.NotFound, Reason: sandbox.NoSandbox, Msg: "no sandbox '" + id + "'",
 		Hint: `"cove ls" lists the live ones; ended ones are forgotten after a while`}
 }
 
@@ -317,10 +317,9 @@ func (s sandboxService) Stats(ctx context.Context, r *connect.Request[covev1.Sta
 
 // explain makes "the node does not have it" (or the store's "it has ended")
 // into what the caller wants to know: that there is no such sandbox, or how it
-// ended. Other errors pass. err must be about the sandbox, not about a file or
-// process in it.
+// ended. Other errors pass, those about a file or a volume that is not there too.
 func (s *Server) explain(ctx context.Context, id string, err error) error {
-	if !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrEnded) {
+	if !errors.Is(err, sandbox.ErrNoSandbox) && !errors.Is(err, sandbox.ErrEnded) {
 		return err
 	}
 	sb, gerr := s.store.GetSandbox(ctx, id)

@@ -20,7 +20,7 @@ import (
 
 type snapshotService struct{ *Server }
 
-// snapshotTimeout bounds taking a snapshot that its caller may have left.
+// snapshotTimeout bounds taking a snapshot.
 const snapshotTimeout = 30 * time.Minute
 
 // nameOf is what people call a snapshot.
@@ -62,8 +62,9 @@ type taking struct {
 	stop   bool
 }
 
-// Create takes the snapshot to its end, whether or not the caller waits: a
-// sandbox that was stopped for it could not be asked again.
+// Create takes a snapshot while its caller waits. One that leaves before it is on
+// record leaves nothing, and the sandbox as it was: nobody was told an id. From
+// the record on it is finished, the end of a sandbox that stops with it too.
 func (s snapshotService) Create(ctx context.Context, r *connect.Request[covev1.CreateSnapshotRequest], out *connect.ServerStream[covev1.CreateSnapshotEvent]) error {
 	if s.calls.isDraining() {
 		return stopping()
@@ -83,7 +84,7 @@ func (s snapshotService) Create(ctx context.Context, r *connect.Request[covev1.C
 
 	// The call is counted until the work is done, so that a drain waits for it;
 	// a drain that has waited long enough ends it.
-	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotTimeout)
+	work, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()
 	defer context.AfterFunc(s.calls.cut, cancel)()
 	var progress latest
@@ -171,34 +172,73 @@ func (s *Server) takeSnapshot(ctx context.Context, id string, t taking, progress
 	defer end()
 	r := SnapshotRequest{Kind: t.kind, Path: t.path, Stop: t.stop, Keep: true, Progress: progress}
 	recorded := false
-	if t.stop {
-		// On record before the sandbox is gone: a crash in between leaves both.
-		r.Commit = func(c sandbox.Content) (err error) {
-			snap, unchanged, err = s.recordSnapshot(ctx, sb, t, c)
-			recorded = err == nil
+	record := func(c sandbox.Content) (err error) {
+		work, cancel, err := onRecord(ctx)
+		if err != nil {
 			return err
 		}
+		defer cancel()
+		snap, unchanged, err = s.recordSnapshot(work, sb, t, c)
+		recorded = err == nil
+		return err
+	}
+	if t.stop {
+		r.Commit = record // before the sandbox is gone: a crash in between leaves both
 	}
 	c, paused, err := s.node.Snapshot(ctx, id, r)
-	if err != nil {
-		if t.stop && !recorded {
-			s.content.want()
-		}
-		return snap, false, 0, s.explain(ctx, id, err)
-	}
-	if !recorded {
-		if snap, unchanged, err = s.recordSnapshot(ctx, sb, t, c); err != nil {
-			s.content.want()
+	switch {
+	case err != nil && recorded:
+		return snap, false, 0, s.explain(context.WithoutCancel(ctx), id, err)
+	case err != nil:
+		return snap, false, 0, s.gaveUp(ctx, id, err)
+	case !recorded:
+		if err := record(c); err != nil {
+			s.letGo(c)
 			return snap, false, paused, err
 		}
 	}
+	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
 	if t.stop {
-		return snap, unchanged, paused, s.stopped(ctx, sb)
+		return snap, unchanged, paused, s.stopped(work, sb)
 	}
 	if unchanged {
 		s.returned(sb, snap)
 	}
 	return snap, unchanged, paused, nil
+}
+
+// onRecord is the last moment at which a caller that left, or a drain, stops a
+// snapshot. What is begun with the context it gives is finished.
+func onRecord(ctx context.Context) (work context.Context, cancel context.CancelFunc, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	work, cancel = context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	return work, cancel, nil
+}
+
+// gaveUp is the error of a snapshot that was not made. What there is of it is
+// collected.
+func (s *Server) gaveUp(ctx context.Context, id string, err error) error {
+	if s.node.Litter() {
+		s.content.want()
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return s.explain(ctx, id, err)
+}
+
+// letGo has content collected that will have no record.
+func (s *Server) letGo(c sandbox.Content) {
+	s.owe("release "+c.Manifest, func(ctx context.Context) error {
+		if err := s.node.Release(ctx, c); err != nil {
+			return err
+		}
+		s.content.want()
+		return nil
+	})
 }
 
 // recordSnapshot makes the record of content that was just made of sb, unless

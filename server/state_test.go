@@ -274,31 +274,154 @@ func TestTheRecordComesBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// A caller that leaves does not lose the snapshot.
-func TestASnapshotIsFinishedWithoutItsCaller(t *testing.T) {
-	w := newWorld(t)
-	a := w.create(nil)
-	ctx, leave := context.WithCancel(t.Context())
-	gone, left := make(chan struct{}), make(chan struct{})
-	w.onCall = func(ctx context.Context) { context.AfterFunc(ctx, func() { close(gone) }) }
-	w.node.onSnapshot = func(ctx context.Context, _ SnapshotRequest) error {
-		leave()
-		<-gone
-		close(left)
-		return ctx.Err()
+// departure is a caller that leaves in the middle: now makes it leave and returns
+// when the server has noticed.
+func (w *world) departure() (ctx context.Context, now func()) {
+	ctx, leave := context.WithCancel(w.Context())
+	gone := make(chan struct{})
+	var first sync.Once
+	w.onCall = func(ctx context.Context) {
+		first.Do(func() { context.AfterFunc(ctx, func() { close(gone) }) })
 	}
-	s, err := w.client.Snapshots.Create(ctx, connect.NewRequest(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "kept"}))
+	return ctx, func() { leave(); <-gone }
+}
+
+// A caller that leaves before its snapshot is on record leaves nothing of it,
+// and the sandbox goes on; one that leaves after has the whole of it.
+func TestACallerLeavesASnapshot(t *testing.T) {
+	kinds := map[string]*covev1.CreateSnapshotRequest{
+		"memory": {}, "filesystem": {Kind: "filesystem"}, "directory": {Kind: "directory", Path: "/etc"},
+		"stop": {Stop: true}, "stop filesystem": {Kind: "filesystem", Stop: true},
+	}
+	for name, req := range kinds {
+		for _, at := range []string{"begin", "made", "committed"} {
+			if at == "committed" && !req.Stop {
+				continue
+			}
+			t.Run(name+" at "+at, func(t *testing.T) {
+				w := newWorld(t)
+				a := w.create(nil)
+				ctx, leave := w.departure()
+				switch at {
+				case "begin":
+					w.node.onSnapshot = func(context.Context, SnapshotRequest) error { leave(); return nil }
+				case "made":
+					w.node.onMade = leave
+				case "committed":
+					w.node.onCommitted = leave
+				}
+				m := &covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "s", Kind: req.Kind, Path: req.Path, Stop: req.Stop}
+				s, err := w.client.Snapshots.Create(ctx, connect.NewRequest(m))
+				if err == nil {
+					for s.Receive() {
+					}
+					err = s.Err()
+					_ = s.Close()
+				}
+				wantError(t, err, sandbox.ErrCanceled)
+				w.settled() // which waits for what is being made
+				_, err = w.store.GetSnapshot(w.all(), "s")
+				if at == "committed" {
+					if err != nil {
+						t.Errorf("its record: %v", err)
+					}
+					if end := w.ended(a.Id); end.Detail != "stopped by a snapshot" {
+						t.Errorf("it ended with %v", end)
+					}
+					return
+				}
+				wantError(t, err, sandbox.ErrNotFound)
+				if got := w.node.contents(); len(got) != 0 {
+					t.Errorf("content %v is left", got)
+				}
+				w.node.mu.Lock()
+				if at == "made" && !req.Stop && len(w.node.released) != 1 {
+					t.Errorf("released %v", w.node.released)
+				}
+				w.node.mu.Unlock()
+				if sb := w.get(a.Id); sb.End != nil || sb.Standby != "" || len(sb.Ancestors) != 0 {
+					t.Errorf("the sandbox: %+v", sb)
+				}
+			})
+		}
+	}
+}
+
+func TestACallerLeavesASnapshotOfAVolume(t *testing.T) {
+	w := newWorld(t)
+	w.addState()
+	ctx, leave := w.departure()
+	w.node.volumeSet.onMade = func(manifest string) {
+		w.node.mu.Lock()
+		w.node.frozen[manifest] = fakeFrozen{}
+		w.node.mu.Unlock()
+		leave()
+	}
+	_, err := w.client.Volumes.Snapshot(ctx, connect.NewRequest(&covev1.SnapshotVolumeRequest{Name: "data", SnapshotName: "s"}))
+	wantError(t, err, sandbox.ErrCanceled)
+	w.settled()
+	_, err = w.store.GetSnapshot(w.all(), "s")
+	wantError(t, err, sandbox.ErrNotFound)
+	w.node.mu.Lock()
+	defer w.node.mu.Unlock()
+	if _, there := w.node.frozen["volume-data"]; there || !slices.Equal(w.node.released, []string{"volume-data"}) {
+		t.Errorf("still there: %v; released %v", there, w.node.released)
+	}
+}
+
+// A caller that leaves while a template is frozen leaves no version and no
+// sandbox.
+func TestACallerLeavesABuild(t *testing.T) {
+	w := newWorld(t)
+	ctx, leave := w.departure()
+	w.node.onMade = leave
+	s, err := w.client.Templates.Build(ctx, connect.NewRequest(&covev1.BuildTemplateRequest{Name: "web"}))
 	if err == nil {
 		for s.Receive() {
 		}
+		err = s.Err()
 		_ = s.Close()
 	}
-	<-left
-	w.onCall = nil
-	for {
-		if _, err := w.store.GetSnapshot(w.all(), "kept"); err == nil {
-			break
-		}
+	wantError(t, err, sandbox.ErrCanceled)
+	w.settled()
+	_, err = w.store.GetTemplate(w.all(), "web", 0)
+	wantError(t, err, sandbox.ErrNotFound)
+	for w.node.liveCount() != 0 {
+		<-tick()
+	}
+	if got := w.node.contents(); len(got) != 0 {
+		t.Errorf("content %v is left", got)
+	}
+}
+
+// The time of a build is the caller's: writing the memory is part of it.
+func TestABuildTimeCountsTheFreeze(t *testing.T) {
+	var ahead atomic.Int64
+	w := newWorld(t, func(c *Config) { c.Clock = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) } })
+	w.node.onSnapshot = func(context.Context, SnapshotRequest) error { ahead.Add(int64(time.Minute)); return nil }
+	s, err := w.client.Templates.Build(t.Context(), connect.NewRequest(&covev1.BuildTemplateRequest{Name: "web"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var tpl *covev1.Template
+	for s.Receive() {
+		tpl = s.Msg().Template
+	}
+	if s.Err() != nil || tpl.GetBuildTime().AsDuration() < time.Minute {
+		t.Errorf("%v, %v", tpl.GetBuildTime(), s.Err())
+	}
+}
+
+// A pause is finished without its caller: half of it is no state to be in.
+func TestACallerLeavesAPause(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	ctx, leave := w.departure()
+	w.node.onPause = leave
+	_, err := w.client.Sandboxes.Pause(ctx, connect.NewRequest(&covev1.PauseRequest{Id: a.Id, Cold: true}))
+	wantError(t, err, sandbox.ErrCanceled)
+	for w.get(a.Id).Standby != "cold" {
 		<-tick()
 	}
 }
@@ -496,7 +619,7 @@ func TestForkAllOrEnough(t *testing.T) {
 	}
 	fail(1)
 	_, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 5})
-	if e := wantError(t, err, sandbox.ErrNoCapacity, "full"); e.RetryAfter != time.Second {
+	if e := wantError(t, err, sandbox.ErrNoCapacity, "4 of 5 children stood and at least 5 had to", ": full"); e.RetryAfter != time.Second {
 		t.Error(e.RetryAfter)
 	}
 	if w.node.liveCount() != 1 || len(w.records()) != 1 || w.node.passingCount() != 0 {
@@ -521,9 +644,76 @@ func TestForkAllOrEnough(t *testing.T) {
 	}
 	fail(3)
 	_, err = w.fork(&covev1.ForkRequest{Id: a.Id, Count: 5, MinReady: 3})
-	wantError(t, err, sandbox.ErrNoCapacity)
+	wantError(t, err, sandbox.ErrNoCapacity, "2 of 5 children stood and at least 3 had to", "3 times full")
 	if w.node.liveCount() != 4 || len(w.records()) != 4 {
 		t.Errorf("left %d sandboxes, %d records", w.node.liveCount(), len(w.records()))
+	}
+}
+
+// What is missing inside is not the sandbox: there is no end of it to wait for.
+func TestAMissingPathIsNoMissingSandbox(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.EndWait = time.Hour })
+	w.addState()
+	a := w.create(nil)
+	w.node.onSnapshot = func(_ context.Context, r SnapshotRequest) error {
+		return sandbox.Errorf(sandbox.NotFound, "guest.file", "no file %s", r.Path)
+	}
+	_, err := w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Kind: "directory", Path: "/nope"})
+	if e := wantError(t, err, sandbox.ErrNotFound, "no file /nope"); e.Reason != "" {
+		t.Errorf("reason %q", e.Reason)
+	}
+	w.node.onRestore = func() error { return sandbox.Errorf(sandbox.NotFound, "node.volume", "no volume 'gone'") }
+	_, err = w.client.Sandboxes.Restore(t.Context(), connect.NewRequest(&covev1.RestoreRequest{Id: a.Id, Snapshot: "warm"}))
+	wantError(t, err, sandbox.ErrNotFound, "no volume 'gone'")
+	_, err = w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: "nosuch"})
+	wantError(t, err, sandbox.ErrNoSandbox, "no sandbox 'nosuch'")
+}
+
+// Only a refusal to restore is answered with what still starts; everything else
+// has a way out of its own.
+func TestTheWayOutOfARefusedRestore(t *testing.T) {
+	w := newWorld(t)
+	w.addState()
+	a := w.create(nil)
+	create := func(err error) error {
+		w.node.onCreateFrom = func(sandbox.Sandbox) error { return err }
+		_, err = w.client.Sandboxes.Create(t.Context(), connect.NewRequest(&covev1.CreateSandboxRequest{Spec: &covev1.SandboxSpec{Snapshot: "warm"}}))
+		return err
+	}
+	refused := sandbox.Errorf(sandbox.Precondition, "gvisor.restore", "this CPU lacks avx512")
+	e := wantError(t, create(refused.WithReason(sandbox.RestoreRefused)), sandbox.ErrPrecondition, "avx512", "cove create --snapshot files")
+	if e.Reason != sandbox.RestoreRefused {
+		t.Errorf("reason %q", e.Reason)
+	}
+	for _, own := range []*sandbox.Error{
+		sandbox.Errorf(sandbox.Precondition, "cas", "sealed with key k1").WithHint("add the key with id k1"),
+		sandbox.Errorf(sandbox.Unsupported, "node.network", "no networks").WithHint("create it with network none"),
+	} {
+		if e := wantError(t, create(own), &sandbox.Error{Class: own.Class}); e.Hint != own.Hint {
+			t.Errorf("%v: hint %q", own, e.Hint)
+		}
+	}
+	w.node.onCreateFrom = func(sandbox.Sandbox) error {
+		return sandbox.Errorf(sandbox.Precondition, "volume", "data is held").WithHint("mount it ro")
+	}
+	_, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 1})
+	if e := wantError(t, err, sandbox.ErrPrecondition); e.Hint != "mount it ro" {
+		t.Errorf("hint %q", e.Hint)
+	}
+}
+
+// Of many ways to fail a fork names the first few.
+func TestForkNamesTheCauses(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	var n atomic.Int32
+	w.node.onCreateFrom = func(sandbox.Sandbox) error {
+		return sandbox.Errorf(sandbox.Unavailable, "node.create", "cause %d", (n.Add(1)-1)%5).WithHint("look")
+	}
+	_, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 20, MinReady: 1})
+	e := wantError(t, err, sandbox.ErrUnavailable, "0 of 20 children stood and at least 1 had to", "4 times cause", "and 2 other causes")
+	if strings.Count(e.Msg, "4 times cause") != 3 || e.Hint != "look" {
+		t.Errorf("%q, hint %q", e.Msg, e.Hint)
 	}
 }
 
@@ -555,7 +745,7 @@ func TestRestore(t *testing.T) {
 
 	// A failure leaves it as it was, and says what still works.
 	w.node.onRestore = func() error {
-		return sandbox.Errorf(sandbox.Unsupported, "node.restore", "made by build 1, this is build 2")
+		return sandbox.Errorf(sandbox.Unsupported, "node.restore", "made by build 1, this is build 2").WithReason(sandbox.RestoreRefused)
 	}
 	_, err = w.client.Sandboxes.Restore(t.Context(), connect.NewRequest(&covev1.RestoreRequest{Id: a.Id, Snapshot: s1.Id}))
 	wantError(t, err, sandbox.ErrUnsupported, "build 1", "filesystem snapshot")

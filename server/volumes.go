@@ -117,12 +117,21 @@ func (s volumeService) Snapshot(ctx context.Context, r *connect.Request[covev1.S
 		defer end()
 		c, err := set.Snapshot(ctx, m.Name)
 		if err != nil {
+			if s.node.Litter() {
+				s.content.want()
+			}
 			return err
 		}
+		work, cancel, err := onRecord(ctx)
+		if err != nil {
+			s.letGo(c)
+			return err
+		}
+		defer cancel()
 		// Of no sandbox: a root of its own.
 		snap := s.newSnapshot(sandbox.Sandbox{}, taking{kind: sandbox.DirectorySnapshot, path: "/", name: m.SnapshotName, labels: m.Labels}, c)
-		if snap, err = s.store.CreateSnapshot(context.WithoutCancel(ctx), snap); err != nil {
-			s.content.want()
+		if snap, err = s.store.CreateSnapshot(work, snap); err != nil {
+			s.letGo(c)
 			return err
 		}
 		out.Snapshot = wire.Snapshot(snap)

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -80,7 +81,7 @@ func ToConnect(err error) *connect.Error {
 	if errors.As(err, &ce) {
 		return ce
 	}
-	e := asDomain(err)
+	e := Domain(err)
 	code, ok := codes[e.Class]
 	if !ok {
 		code = connect.CodeInternal
@@ -104,9 +105,9 @@ func ToConnect(err error) *connect.Error {
 	return ce
 }
 
-// asDomain finds the *sandbox.Error in err or makes one. A context error gets
+// Domain finds the *sandbox.Error in err or makes one. A context error gets
 // its own class, anything else is a defect of ours.
-func asDomain(err error) *sandbox.Error {
+func Domain(err error) *sandbox.Error {
 	var e *sandbox.Error
 	switch {
 	case errors.As(err, &e):
@@ -165,13 +166,17 @@ func FromConnect(err error) error {
 	if connect.IsWireError(ce) {
 		return out
 	}
-	switch ce.Code() {
-	case connect.CodeUnavailable:
+	var lost *net.OpError
+	switch {
+	case out.Class == sandbox.Canceled, out.Class == sandbox.DeadlineReached: // what broke then is what the caller gave up
+	case errors.Is(ce, io.ErrUnexpectedEOF), errors.As(ce, &lost) && (lost.Op == "read" || lost.Op == "write"):
+		// Whatever Connect calls it: the server died, or the network did.
+		return &sandbox.Error{Class: sandbox.Unavailable, Msg: "the server went away in the middle of the call", Hint: wentAwayHint}
+	case ce.Code() == connect.CodeUnavailable:
 		out.Hint = unreachedHint(ce)
-	case connect.CodeInvalidArgument, connect.CodeUnknown:
-		// Not the server's word but Connect's own for a stream that broke off
-		// in the middle of a message: the server died or the network did.
-		out.Class = sandbox.Unavailable
+	case ce.Code() == connect.CodeInvalidArgument, ce.Code() == connect.CodeUnknown:
+		// Connect's own for the same in other words.
+		out.Class, out.Hint = sandbox.Unavailable, wentAwayHint
 	}
 	return out
 }
@@ -215,6 +220,8 @@ func unreachedHint(err error) string {
 	}
 	return `is the server running? "make start" or "cove serve" starts it, COVE_URL names it`
 }
+
+const wentAwayHint = `sandboxes and what is on record are not lost: when it is back ("make start" or "cove serve"), look whether it was done, and ask again if not`
 
 // errorWriter holds no state.
 var errorWriter = connect.NewErrorWriter()

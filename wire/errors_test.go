@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -139,6 +140,8 @@ func TestBrokenStreamIsUnavailable(t *testing.T) {
 	for name, cut := range map[string]string{
 		"in the length":  "\x00\x00\x00",
 		"in the message": "\x00\x00\x00\x00\x10half",
+		"before the end": "\x00\x00\x00\x00\x00",
+		"at once":        "",
 	} {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/connect+proto")
@@ -149,13 +152,53 @@ func TestBrokenStreamIsUnavailable(t *testing.T) {
 		c := NewClient(srv.URL, "k", Options{Transport: srv.Client().Transport})
 		s, err := c.Processes.Attach(t.Context(), connect.NewRequest(&covev1.AttachProcessRequest{}))
 		if err == nil {
-			s.Receive()
+			for s.Receive() {
+			}
 			err = s.Err()
 			_ = s.Close()
 		}
-		if !errors.Is(err, sandbox.ErrUnavailable) {
+		var e *sandbox.Error
+		if !errors.As(err, &e) || e.Class != sandbox.Unavailable || !strings.Contains(e.Msg, "the server went away") || !strings.Contains(e.Hint, "not lost") {
 			t.Errorf("%s: %v (%s)", name, err, sandbox.ClassOf(err))
 		}
 		srv.Close()
+	}
+}
+
+// A server that is killed takes its connections with it.
+func TestAServerThatDiesIsUnavailable(t *testing.T) {
+	begun := make(chan struct{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Protocols: new(http.Protocols), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/connect+proto")
+		_, _ = io.WriteString(w, "\x00\x00\x00\x00\x00")
+		_ = http.NewResponseController(w).Flush()
+		begun <- struct{}{}
+		<-r.Context().Done()
+	})}
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	c := NewClient("http://"+l.Addr().String(), "k", Options{})
+	defer c.Close()
+	s, err := c.Snapshots.Create(t.Context(), connect.NewRequest(&covev1.CreateSnapshotRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if !s.Receive() {
+		t.Fatal(s.Err())
+	}
+	<-begun
+	_ = srv.Close()
+	<-served
+	for s.Receive() {
+	}
+	var e *sandbox.Error
+	if !errors.As(s.Err(), &e) || e.Class != sandbox.Unavailable || !strings.Contains(e.Msg, "the server went away") || !strings.Contains(e.Hint, "not lost") {
+		t.Errorf("%v (%s)", s.Err(), sandbox.ClassOf(s.Err()))
 	}
 }

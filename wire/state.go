@@ -165,12 +165,13 @@ func volumeMountsFrom(ms []*covev1.VolumeMount) (out []sandbox.VolumeMount) {
 // ErrorDetail is an error as part of an answer, for calls of which some parts
 // succeed.
 func ErrorDetail(err error) (*covev1.ErrorDetail, string) {
-	e := asDomain(err)
+	e := Domain(err)
 	return &covev1.ErrorDetail{
 		Code:         string(e.Class),
 		Op:           utf8String(e.Op),
 		Field:        utf8String(e.Field),
 		Hint:         utf8String(e.Hint),
+		Reason:       string(e.Reason),
 		RetryAfterMs: e.RetryAfter.Milliseconds(),
 	}, utf8String(message(e))
 }
@@ -183,6 +184,7 @@ func ErrorFrom(d *covev1.ErrorDetail, msg string) error {
 		Field:      d.GetField(),
 		Msg:        strings.TrimPrefix(msg, d.GetField()+": "),
 		Hint:       d.GetHint(),
+		Reason:     sandbox.Reason(d.GetReason()),
 		RetryAfter: time.Duration(d.GetRetryAfterMs()) * time.Millisecond,
 	}
 }

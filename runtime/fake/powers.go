@@ -121,7 +121,7 @@ const build = "fake=v0"
 func (b *blank) Restore(ctx context.Context, dir string, cp runtime.Checkpoint, c runtime.Container) (runtime.Kernel, error) {
 	const op = "fake.restore"
 	if cp.Driver != b.d.Name() || cp.Version != checkpointVersion || cp.Build != build {
-		return nil, sandbox.Errorf(sandbox.Precondition, op, "checkpoint %s version %d of %q is not for this driver", cp.Driver, cp.Version, cp.Build)
+		return nil, sandbox.Errorf(sandbox.Precondition, op, "checkpoint %s version %d of %q is not for this driver", cp.Driver, cp.Version, cp.Build).WithReason(sandbox.RestoreRefused)
 	}
 	f, err := os.Open(filepath.Join(dir, treeFile))
 	if err != nil {

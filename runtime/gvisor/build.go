@@ -143,6 +143,6 @@ func (b build) runs(was build) error {
 }
 
 func refuseRestore(format string, args ...any) error {
-	return sandbox.Errorf(sandbox.Precondition, "gvisor.restore", format, args...).
+	return sandbox.Errorf(sandbox.Precondition, "gvisor.restore", format, args...).WithReason(sandbox.RestoreRefused).
 		WithHint("processes and memory cannot go on here; the files of the snapshot can still be used")
 }

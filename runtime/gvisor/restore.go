@@ -54,7 +54,7 @@ func (b *blank) Restore(ctx context.Context, dir string, cp runtime.Checkpoint, 
 func (k *Kernel) restorable(cp runtime.Checkpoint, c runtime.Container) (was checkpointed, err error) {
 	const op = "gvisor.restore"
 	if cp.Driver != driverName || cp.Version != checkpointVersion {
-		return was, sandbox.Errorf(sandbox.Precondition, op, "checkpoint %s version %d is not for this driver", cp.Driver, cp.Version).
+		return was, sandbox.Errorf(sandbox.Precondition, op, "checkpoint %s version %d is not for this driver", cp.Driver, cp.Version).WithReason(sandbox.RestoreRefused).
 			WithHint("the files of the snapshot can still be used")
 	}
 	if err := k.build().restores(parseBuild(cp.Build)); err != nil {

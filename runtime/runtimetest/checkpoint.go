@@ -294,17 +294,21 @@ func (s *suite) testRestoreRefuses(t *testing.T) {
 	k := s.attached(t, d)
 	dir, cp := s.checkpoint(t, k)
 	b := s.blank(t, d)
-	try := func(what string, dir string, edit func(*runtime.Checkpoint)) {
+	try := func(what string, dir string, reason sandbox.Reason, edit func(*runtime.Checkpoint)) {
 		t.Helper()
 		c := cp
 		edit(&c)
 		_, err := b.(runtime.Restorer).Restore(deadline(t), dir, c, s.container(t))
 		expectClass(t, what, err, sandbox.Precondition)
+		var e *sandbox.Error
+		if errors.As(err, &e) && e.Reason != reason {
+			t.Errorf("%s: reason %q, want %q", what, e.Reason, reason)
+		}
 	}
-	try("another driver", dir, func(c *runtime.Checkpoint) { c.Driver = "other" })
-	try("another version", dir, func(c *runtime.Checkpoint) { c.Version++ })
-	try("another build", dir, func(c *runtime.Checkpoint) { c.Build = strings.Replace(c.Build, "v0", "v9", 1) + "x" })
-	try("no files", t.TempDir(), func(c *runtime.Checkpoint) {})
+	try("another driver", dir, sandbox.RestoreRefused, func(c *runtime.Checkpoint) { c.Driver = "other" })
+	try("another version", dir, sandbox.RestoreRefused, func(c *runtime.Checkpoint) { c.Version++ })
+	try("another build", dir, sandbox.RestoreRefused, func(c *runtime.Checkpoint) { c.Build = strings.Replace(c.Build, "v0", "v9", 1) + "x" })
+	try("no files", t.TempDir(), "", func(c *runtime.Checkpoint) {})
 	// The blank is none the worse for it.
 	got, err := b.(runtime.Restorer).Restore(deadline(t), dir, cp, s.container(t))
 	if err != nil {

@@ -275,7 +275,7 @@ func (t *tx) insertLabels(sb sandbox.Sandbox) error {
 }
 
 func noSandbox(id string) error {
-	return &sandbox.Error{Class: sandbox.NotFound, Msg: "no sandbox " + id,
+	return &sandbox.Error{Class: sandbox.NotFound, Reason: sandbox.NoSandbox, Msg: "no sandbox " + id,
 		Hint: "it never was, or its record was removed after its end"}
 }
 

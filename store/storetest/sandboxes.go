@@ -30,11 +30,11 @@ var sandboxCases = []scenario{
 	{"a missing sandbox is not found", func(t *testing.T, st store.Store) {
 		for _, id := range []string{"nosuch", "", "A B", "x'y", "\xff\x00"} {
 			_, err := st.GetSandbox(t.Context(), id)
-			fails(t, "get", err, sandbox.ErrNotFound)
+			fails(t, "get", err, sandbox.ErrNoSandbox)
 			_, err = st.EndSandbox(t.Context(), id, sandbox.End{Cause: sandbox.TTL, At: epoch})
-			fails(t, "end", err, sandbox.ErrNotFound)
+			fails(t, "end", err, sandbox.ErrNoSandbox)
 			_, err = st.UpdateSandbox(t.Context(), id, func(*sandbox.Sandbox) error { t.Error("f called"); return nil })
-			fails(t, "update", err, sandbox.ErrNotFound)
+			fails(t, "update", err, sandbox.ErrNoSandbox)
 		}
 	}},
 

@@ -82,7 +82,12 @@ def unreachable(url: str, error: Exception) -> TransportError:
 
 
 def broken(error: object) -> TransportError:
-    return TransportError(f"the connection to the server broke: {error or type(error).__name__}", sent=True)
+    return TransportError(
+        f"the connection to the server broke: {error or type(error).__name__}",
+        sent=True,
+        hint="sandboxes and what is on record are not lost: when the server is back, look whether it was done,"
+        " and ask again if not",
+    )
 
 
 class NoAnswer(TransportError):
