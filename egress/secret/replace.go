@@ -171,11 +171,14 @@ type body struct {
 	atEnd func() // once, when all was read; may be nil
 
 	in   []byte
+	full bool      // by the last read
 	got  chan read // what the read under way has; nil = there is none
 	out  []byte
 	rest []byte // of out, not read yet
 	err  error
 }
+
+const maxRead = 64 << 10
 
 type read struct {
 	n   int
@@ -188,7 +191,7 @@ func (b *body) Read(p []byte) (int, error) {
 		if !more {
 			b.out = b.r.flush(b.out[:0])
 		} else {
-			b.err = err
+			b.err, b.full = err, n == len(b.in)
 			b.out = b.r.feed(b.out[:0], b.in[:n], err != nil)
 			if err == io.EOF && b.atEnd != nil {
 				b.atEnd()
@@ -207,7 +210,10 @@ func (b *body) Read(p []byte) (int, error) {
 // is held back.
 func (b *body) more() (n int, err error, more bool) {
 	if b.in == nil {
-		b.in = make([]byte, 32<<10)
+		b.in = make([]byte, 16<<10)
+	}
+	if b.full && len(b.in) < maxRead && b.got == nil {
+		b.in = make([]byte, maxRead) // each read may be handed over between two threads
 	}
 	waits := b.live && b.r.holds()
 	if b.got == nil {
