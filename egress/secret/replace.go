@@ -2,140 +2,245 @@ package secret
 
 import (
 	"bytes"
+	"cmp"
 	"io"
+	"slices"
+	"time"
 )
+
+// hiding is what is to be taken out of answers.
+type hiding struct {
+	*automaton
+	hold int
+}
+
+func hidingOf(secrets []*bound) hiding {
+	var pairs []pair
+	for _, b := range secrets {
+		pairs = append(pairs, forms(b.value, b.is.Placeholder)...)
+	}
+	a := newAutomaton(pairs, true)
+	return hiding{a, len(a.levels) * maxWritten}
+}
+
+// all replaces in a whole text.
+func (h hiding) all(s string) string {
+	r := h.replacer()
+	return string(r.feed(nil, []byte(s), true))
+}
+
+func (h hiding) replacer() replacer {
+	return replacer{search: search{a: h.automaton}, hold: h.hold}
+}
 
 // replacer replaces texts in a stream, wherever its pieces begin and end.
 //
-// What may be the beginning of a text is held back until it is known. But for
-// less than holdFrom bytes: an answer of which the last byte is, by chance, the
-// first of a value must not wait for a byte that comes only after the client has
-// said something. Such a beginning is let through; if the rest follows, that rest
-// is replaced, and no more than holdFrom-1 bytes of the value are out.
+// What may be part of a text is held back until it is known. In answers that is
+// the end of what came, as long as a text may be, whatever it is: if it were only
+// what begins as a value does, code inside would learn by what is late whether
+// its guess is right so far, and so a value byte by byte. What a line feed ends
+// is not held, because no text has one; everybody can see where those are.
 type replacer struct {
-	pairs []pair
-	mask  bool // by stars, as many: lengths stay
+	search search
+	hold   int  // so many bytes, always; 0 = what begins a text, which is no secret
+	mask   bool // by stars, as many: lengths stay
 
-	tail     []byte // may begin a text
-	released int    // bytes of tail that are out already
+	data []byte // what a text may begin in, out or not
+	done int    // bytes of data that are out or replaced
+	past int    // where the last text that was replaced ends
+	hits []hit
+	last hit // found last
 }
 
+// hit is where a text is in data.
+type hit struct{ from, to, pair int }
+
+// holdFrom is how much of a placeholder must have come for it to be held back: a
+// request of which the last byte is, by chance, the first of a placeholder must
+// not wait for a byte that comes only after an answer.
 const holdFrom = 4
 
 // feed returns what is known of the stream after more of it. end says that
 // nothing follows.
 func (r *replacer) feed(out, in []byte, end bool) []byte {
-	data := in
-	if len(r.tail) > 0 {
-		data = append(r.tail, in...)
+	r.data = append(r.data, in...)
+	r.search.run(r.data, end, r.hit)
+	keep, known := r.keep()
+	if end {
+		known = len(r.data)
 	}
-	skip := r.released // bytes of data that are out
-	r.tail, r.released = nil, 0
-	next := make([]int, len(r.pairs)) // where each text is next; -1 = nowhere
-	for i, p := range r.pairs {
-		next[i] = bytes.Index(data, p.from)
-	}
-	emit := func(from, to int) {
-		if from = max(from, skip); from < to {
-			out = append(out, data[from:to]...)
-		}
-	}
-	at := 0
-	for {
-		found := -1
-		for i, p := range r.pairs {
-			if next[i] >= 0 && next[i] < at {
-				if next[i] = bytes.Index(data[at:], p.from); next[i] >= 0 {
-					next[i] += at
-				}
-			}
-			if next[i] >= 0 && (found < 0 || next[i] < next[found]) {
-				found = i
-			}
-		}
-		if found < 0 {
-			break
-		}
-		p := r.pairs[found]
-		emit(at, next[found])
-		switch past := next[found] + len(p.from); {
-		case !r.mask:
-			out = append(out, p.to...)
-		default:
-			out = append(out, bytes.Repeat([]byte("*"), past-max(next[found], skip))...)
-		}
-		at = next[found] + len(p.from)
-	}
-	keep := len(data)
-	if !end {
-		keep = r.begins(data, at)
-	}
-	emit(at, keep)
-	if rest := data[keep:]; len(rest) > 0 {
-		r.tail = bytes.Clone(rest)
-		r.released = max(0, skip-keep)
-		if len(rest) < holdFrom {
-			emit(keep, len(data))
-			r.released = len(rest)
-		}
+	out = r.emit(out, known)
+	if keep > 0 {
+		r.forget(keep)
 	}
 	return out
 }
 
-// begins finds the first place from which on data may be the beginning of a text.
-func (r *replacer) begins(data []byte, at int) int {
-	first := len(data)
-	for _, p := range r.pairs {
-		for i := max(at, len(data)-len(p.from)+1); i < first; i++ {
-			if bytes.HasPrefix(p.from, data[i:]) {
-				first = i
-				break
-			}
-		}
+// keep says from where on a text may begin that is not whole yet, and up to
+// where nothing is held back.
+func (r *replacer) keep() (from, known int) {
+	n := len(r.data)
+	if r.hold > 0 {
+		from = max(0, n-r.hold)
+		from += bytes.LastIndexByte(r.data[from:], '\n') + 1
+		return from, from
 	}
-	return first
+	from = n - r.search.a.depth(r.search.place)
+	if n-from < holdFrom {
+		return from, n
+	}
+	return from, from
 }
 
-// replaceAll replaces in a whole text.
-func replaceAll(pairs []pair, s string) string {
-	r := replacer{pairs: pairs}
-	return string(r.feed(nil, []byte(s), true))
+// holds says that something is held back.
+func (r *replacer) holds() bool { return r.done < len(r.data) }
+
+// flush lets go of what is held back. If it began a text, the rest of that is
+// still replaced.
+func (r *replacer) flush(out []byte) []byte { return r.emit(out, len(r.data)) }
+
+func (r *replacer) hit(to, pair int) {
+	low := 0
+	if r.last.pair == pair && r.last.to <= to {
+		// One that overlaps the same before it need not be followed through it: of
+		// "aaaa…" every byte ends one.
+		low = max(0, r.last.to-1)
+	}
+	a := r.search.a
+	r.last = hit{a.begins(r.data, low, to, a.pairs[pair].from), to, pair}
+	r.hits = append(r.hits, r.last)
 }
+
+// emit lets data out up to known. Texts that begin before are all found. Where
+// they overlap, what is first stands for all; where they begin together, the
+// longest.
+func (r *replacer) emit(out []byte, known int) []byte {
+	slices.SortFunc(r.hits, func(a, b hit) int { return cmp.Or(a.from-b.from, b.to-a.to) })
+	used := 0
+	for _, h := range r.hits {
+		if h.from >= known {
+			break
+		}
+		used++
+		if h.to <= r.done {
+			continue
+		}
+		if h.from > r.done {
+			out = append(out, r.data[r.done:h.from]...)
+			r.done = h.from
+		}
+		switch {
+		case r.mask:
+			out = append(out, bytes.Repeat([]byte("*"), h.to-r.done)...)
+		case h.from >= r.past:
+			out = append(out, r.search.a.pairs[h.pair].to...)
+		}
+		r.done, r.past = h.to, h.to
+	}
+	r.hits = slices.Delete(r.hits, 0, used)
+	if known > r.done {
+		out = append(out, r.data[r.done:known]...)
+		r.done = known
+	}
+	return out
+}
+
+// forget drops the first n bytes of data.
+func (r *replacer) forget(n int) {
+	r.data = append(r.data[:0], r.data[n:]...)
+	r.done -= n
+	r.past = max(0, r.past-n)
+	r.search.forget(n)
+	for i := range r.hits {
+		r.hits[i].from -= n
+		r.hits[i].to -= n
+	}
+	r.last.from, r.last.to = r.last.from-n, r.last.to-n
+}
+
+// quiet is how long a stream must bring nothing for what is held back to be let
+// go: somebody may be waiting for it before they go on. Servers that send a value
+// in pieces that are further apart show all but the last.
+const quiet = 50 * time.Millisecond
 
 // body is a reader with texts replaced.
 type body struct {
 	io.ReadCloser
 	r     replacer
+	live  bool   // what is held back is let go after a while
 	atEnd func() // once, when all was read; may be nil
 
 	in   []byte
+	full bool      // by the last read
+	got  chan read // what the read under way has; nil = there is none
 	out  []byte
 	rest []byte // of out, not read yet
 	err  error
 }
 
-func newBody(rc io.ReadCloser, pairs []pair, atEnd func()) *body {
-	return &body{ReadCloser: rc, r: replacer{pairs: pairs}, atEnd: atEnd}
+const maxRead = 64 << 10
+
+type read struct {
+	n   int
+	err error
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	for len(b.rest) == 0 && b.err == nil {
-		if b.in == nil {
-			b.in = make([]byte, 16<<10)
+		n, err, more := b.more()
+		if !more {
+			b.out = b.r.flush(b.out[:0])
+		} else {
+			b.err, b.full = err, n == len(b.in)
+			b.out = b.r.feed(b.out[:0], b.in[:n], err != nil)
+			if err == io.EOF && b.atEnd != nil {
+				b.atEnd()
+			}
 		}
-		var n int
-		n, b.err = b.ReadCloser.Read(b.in)
-		b.out = b.r.feed(b.out[:0], b.in[:n], b.err == io.EOF)
 		b.rest = b.out
-		if b.err == io.EOF && b.atEnd != nil {
-			b.atEnd()
-		}
 	}
 	if n := copy(p, b.rest); n > 0 || len(p) == 0 {
 		b.rest = b.rest[n:]
 		return n, nil
 	}
 	return 0, b.err
+}
+
+// more reads into b.in. more is false if nothing came for a while and something
+// is held back.
+func (b *body) more() (n int, err error, more bool) {
+	if b.in == nil {
+		b.in = make([]byte, 16<<10)
+	}
+	if b.full && len(b.in) < maxRead && b.got == nil {
+		b.in = make([]byte, maxRead) // each read may be handed over between two threads
+	}
+	waits := b.live && b.r.holds()
+	if b.got == nil {
+		if !waits {
+			n, err = b.ReadCloser.Read(b.in)
+			return n, err, true
+		}
+		got := make(chan read, 1) // who closes the body does not read it any more
+		b.got = got
+		go func() {
+			n, err := b.ReadCloser.Read(b.in)
+			got <- read{n, err}
+		}()
+	}
+	var over <-chan time.Time
+	if waits {
+		t := time.NewTimer(quiet)
+		defer t.Stop()
+		over = t.C
+	}
+	select {
+	case r := <-b.got:
+		b.got = nil
+		return r.n, r.err, true
+	case <-over:
+		return 0, nil, false
+	}
 }
 
 // upgraded is a connection that speaks another protocol by now. Of what the

@@ -4,33 +4,38 @@
 // [Compile] makes a [Set] of the secrets of one sandbox; [Set.Wrap] is its piece
 // of the chain of package proxy. A value goes to the hosts it is bound to, by a
 // name that the server proves by TLS, and nowhere else: a redirect elsewhere
-// carries the placeholder. What comes back is searched for the value, as it is
-// and as it may be written in URLs, JSON and base64, and has the placeholder in
-// its place.
+// carries the placeholder. What comes back is searched for the values of the Set,
+// as they are and as they may be written in URLs, JSON, HTML, base64 and
+// hexadecimal, and has the placeholder in their place.
+//
+// Code inside sees what becomes of what it has a server echo. So nothing may
+// depend on a part of a value: what is a value is replaced, and for all else,
+// however much of a value it is, what comes out and when is the same.
 package secret
 
 import (
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cove-sandbox/cove/egress/policy"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // Set is the secrets of a sandbox, compiled and immutable.
-type Set struct{ secrets []*bound }
+type Set struct {
+	secrets []*bound
+	hide    func() hiding // made when it is first needed
+}
 
 // bound is one secret, ready for use.
 type bound struct {
 	is    sandbox.Secret
 	hosts []host
 	value string
-	hide  []pair // what of answers is replaced by what
 }
 
 type host struct {
@@ -52,6 +57,7 @@ func Compile(secrets []sandbox.Secret) (*Set, error) {
 		}
 		s.secrets = append(s.secrets, b)
 	}
+	s.hide = sync.OnceValue(func() hiding { return hidingOf(s.secrets) })
 	return s, nil
 }
 
@@ -67,41 +73,36 @@ func compile(is sandbox.Secret) (*bound, error) {
 		}
 		b.hosts = append(b.hosts, host{domain, wildcard})
 	}
-	b.hide = hides(b.value, is.Placeholder)
 	return b, nil
 }
 
-// hides lists how a value may be written, longest first: where two begin at one
-// place the longer is meant.
-func hides(value, placeholder string) (out []pair) {
-	seen := map[string]bool{}
+// forms lists how a value may be written, beside the escapes that automaton
+// knows: as it is, with + for spaces as in queries, and in hexadecimal and base64.
+//
+// Base64 of a text around the value depends on how many bytes are before it, by
+// three, and its characters at both ends have bits of what is around. Those
+// between do not, and are what is looked for: of the shortest value 10 characters,
+// which are in nothing by chance. Their place is taken by as many of the
+// placeholder's, so that the whole can still be decoded.
+func forms(value, placeholder string) (out []pair) {
 	add := func(from, to string) {
-		if !seen[from] {
-			seen[from] = true
+		if !slices.ContainsFunc(out, func(p pair) bool { return string(p.from) == from }) {
 			out = append(out, pair{[]byte(from), []byte(to)})
 		}
 	}
 	add(value, placeholder)
-	add(url.QueryEscape(value), placeholder)
-	add(url.PathEscape(value), placeholder)
-	add(jsonText(value, true), placeholder)
-	add(jsonText(value, false), placeholder)
-	for _, e := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
-		// Without padding, which then follows as it is.
-		e = e.WithPadding(base64.NoPadding)
-		add(e.EncodeToString([]byte(value)), e.EncodeToString([]byte(placeholder)))
+	add(strings.ReplaceAll(value, " ", "+"), placeholder)
+	add(fmt.Sprintf("%x", value), fmt.Sprintf("%x", placeholder))
+	add(fmt.Sprintf("%X", value), fmt.Sprintf("%X", placeholder))
+	instead := strings.Repeat(placeholder, len(value)/len(placeholder)+1)
+	for before := range 3 {
+		from, to := (before*8+5)/6, (before+len(value))*8/6
+		for _, e := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+			core := func(s string) string { return e.EncodeToString([]byte("..."[:before] + s))[from:to] }
+			add(core(value), core(instead))
+		}
 	}
-	slices.SortStableFunc(out, func(a, b pair) int { return len(b.from) - len(a.from) })
 	return out
-}
-
-// jsonText is a string as it stands between quotes.
-func jsonText(s string, html bool) string {
-	var b strings.Builder
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(html)
-	_ = e.Encode(s) // a string into memory
-	return b.String()[1 : b.Len()-2]
 }
 
 // Covers says whether requests to a name are to be looked into.

@@ -10,7 +10,6 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -35,20 +34,20 @@ type trip struct {
 // RoundTrip sends a request with values in it and returns the answer without.
 // The request that was given is not changed.
 func (t *trip) RoundTrip(r *http.Request) (*http.Response, error) {
+	name := r.URL.Hostname()
+	if !t.set.Covers(name) {
+		return t.next.RoundTrip(r)
+	}
 	var use []*bound
 	for _, b := range t.set.secrets {
-		// Over plain HTTP nothing says who answers, and anybody may listen.
-		if b.covers(r.URL.Hostname()) && (r.URL.Scheme == "https" || b.is.AllowHTTP) {
+		// Over plain HTTP nothing says who answers, and anybody may listen. What
+		// comes back is searched all the same: the server may have kept a value that
+		// it got by TLS.
+		if b.covers(name) && (r.URL.Scheme == "https" || b.is.AllowHTTP) {
 			use = append(use, b)
 		}
 	}
-	if len(use) == 0 {
-		return t.next.RoundTrip(r)
-	}
-	var hide []pair
-	for _, b := range use {
-		hide = append(hide, b.hide...)
-	}
+	hide := t.set.hide()
 	// Answers before the answer (103 and others) are handed on by a trace that is
 	// in the context already; ours is called before it.
 	trace := &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
@@ -56,18 +55,18 @@ func (t *trip) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil
 	}}
 	out := r.Clone(httptrace.WithClientTrace(r.Context(), trace))
-	basic, err := putHeaders(out.Header, use)
-	if err != nil {
+	if err := putHeaders(out.Header, use); err != nil {
 		return nil, err
 	}
-	hide = append(basic, hide...) // the trace needs none of these
-	slices.SortStableFunc(hide, func(a, b pair) int { return len(b.from) - len(a.from) })
 	putURL(out.URL, use)
 	if err := putBody(out, use); err != nil {
 		return nil, err
 	}
 	out.Header.Set("Accept-Encoding", "identity")
 	out.Header.Del("Sec-Websocket-Extensions") // compression
+	// Of a part of an answer nobody knows whether it is part of a value.
+	out.Header.Del("Range")
+	out.Header.Del("If-Range")
 	res, err := t.next.RoundTrip(out)
 	if err != nil {
 		return nil, hideError(hide, err)
@@ -80,9 +79,7 @@ func (t *trip) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// putHeaders puts values into headers. What is made of credentials for Basic is
-// returned, to be recognised in answers.
-func putHeaders(h http.Header, use []*bound) (basic []pair, err error) {
+func putHeaders(h http.Header, use []*bound) error {
 	size := 0
 	for _, b := range use {
 		if b.is.Header != "" {
@@ -95,26 +92,19 @@ func putHeaders(h http.Header, use []*bound) (basic []pair, err error) {
 	}
 	for name, values := range h {
 		for i, v := range values {
-			was := v
 			for _, b := range use {
 				if b.is.Header == "" {
 					v = strings.ReplaceAll(v, b.is.Placeholder, b.value)
 					v = putBasic(v, b)
 				}
 			}
-			if v != was {
-				values[i] = v
-				if kind, cred, ok := strings.Cut(v, " "); ok && strings.EqualFold(kind, "Basic") {
-					_, old, _ := strings.Cut(was, " ")
-					basic = append(basic, pair{[]byte(strings.TrimSpace(cred)), []byte(strings.TrimSpace(old))})
-				}
-			}
+			values[i] = v
 			if size += len(name) + len(v); size > maxHeaders {
-				return nil, sandbox.Errorf(sandbox.Denied, "egress.secret", "with its secrets in place the headers of this request are longer than %d bytes", maxHeaders)
+				return sandbox.Errorf(sandbox.Denied, "egress.secret", "with its secrets in place the headers of this request are longer than %d bytes", maxHeaders)
 			}
 		}
 	}
-	return basic, nil
+	return nil
 }
 
 // putBasic puts a value into "Basic base64(user:placeholder)".
@@ -169,20 +159,24 @@ func putBody(r *http.Request, use []*bound) error {
 	}
 	r.ContentLength = length
 	r.Header.Del("Content-Length")
-	r.Body = newBody(r.Body, put, nil)
+	r.Body = &body{ReadCloser: r.Body, r: replacer{search: search{a: newAutomaton(put, false)}}}
 	return nil
 }
 
 // takeOut replaces values in an answer.
-func takeOut(res *http.Response, hide []pair) error {
+func takeOut(res *http.Response, hide hiding) error {
+	if res.StatusCode == http.StatusPartialContent {
+		return sandbox.Errorf(sandbox.Unsupported, "egress.secret", "the server answers with a part, in which secrets cannot be looked for").
+			WithHint("it was asked for the whole")
+	}
 	hideHeader(hide, res.Header)
-	res.Status = replaceAll(hide, res.Status)
+	res.Status = hide.all(res.Status)
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		rw, ok := res.Body.(io.ReadWriteCloser)
 		if !ok {
 			return sandbox.Errorf(sandbox.Internal, "egress.secret", "an upgraded connection that cannot be written to")
 		}
-		masked := newBody(rw, hide, nil)
+		masked := &body{ReadCloser: rw, r: hide.replacer(), live: true}
 		masked.r.mask = true
 		res.Body = upgraded{rw, masked}
 		return nil
@@ -191,11 +185,14 @@ func takeOut(res *http.Response, hide []pair) error {
 		return nil
 	}
 	trailer := func() { hideHeader(hide, res.Trailer) }
+	// Nobody waits for what is held back of a length that is known: they wait for
+	// the whole.
+	live := res.ContentLength < 0
 	switch coding := strings.ToLower(strings.TrimSpace(res.Header.Get("Content-Encoding"))); {
 	case len(res.Header["Content-Encoding"]) > 1:
 		return unreadable("more than one coding")
 	case coding == "" || coding == "identity":
-	case (coding == "gzip" || coding == "x-gzip") && res.StatusCode != http.StatusPartialContent:
+	case coding == "gzip" || coding == "x-gzip":
 		res.Body = &unzipped{under: res.Body}
 		res.Header.Del("Content-Encoding")
 		res.ContentLength = -1
@@ -206,7 +203,8 @@ func takeOut(res *http.Response, hide []pair) error {
 		b, err := io.ReadAll(res.Body)
 		if err == nil {
 			res.Body.Close()
-			b = (&replacer{pairs: hide}).feed(nil, b, true)
+			r := hide.replacer()
+			b = r.feed(nil, b, true)
 			trailer()
 			res.Body, res.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
 			if res.Header.Get("Content-Length") != "" {
@@ -222,7 +220,7 @@ func takeOut(res *http.Response, hide []pair) error {
 	}
 	res.ContentLength = -1
 	res.Header.Del("Content-Length")
-	res.Body = newBody(res.Body, hide, trailer)
+	res.Body = &body{ReadCloser: res.Body, r: hide.replacer(), live: live, atEnd: trailer}
 	return nil
 }
 
@@ -231,12 +229,12 @@ func unreadable(coding string) error {
 		WithHint("it was asked for no coding at all; only gzip can be undone")
 }
 
-func hideHeader(hide []pair, h http.Header) {
+func hideHeader(hide hiding, h http.Header) {
 	for name, values := range h {
 		for i, v := range values {
-			values[i] = replaceAll(hide, v)
+			values[i] = hide.all(v)
 		}
-		if clean := replaceAll(hide, name); clean != name {
+		if clean := hide.all(name); clean != name {
 			delete(h, name)
 			h[http.CanonicalHeaderKey(clean)] = values
 		}
@@ -245,9 +243,9 @@ func hideHeader(hide []pair, h http.Header) {
 
 // hideError keeps what a server sent out of messages: net/http quotes lines
 // that are no HTTP.
-func hideError(hide []pair, err error) error {
+func hideError(hide hiding, err error) error {
 	text := err.Error()
-	clean := replaceAll(hide, text)
+	clean := hide.all(text)
 	if clean == text {
 		return err
 	}

@@ -152,7 +152,7 @@ func TestAnswersAreSearched(t *testing.T) {
 		{"no length", func() *http.Response { r := answer("a " + testValue); r.ContentLength = -1; return r }(), "a " + testPlaceholder, -1},
 		{"JSON", answer(`{"k":"sk-live-0123/456+789\"abc"}`), `{"k":"` + testPlaceholder + `"}`, -2},
 		{"query", answer("k=" + url.QueryEscape(testValue)), "k=" + testPlaceholder, -2},
-		{"base64", answer(encoded), base64.StdEncoding.EncodeToString([]byte(testPlaceholder))[:43], -2},
+		{"base64", answer(encoded), base64.StdEncoding.EncodeToString([]byte(testPlaceholder[:len(testValue)])), int64(len(encoded))},
 		{"gzip", answer(packed("z "+testValue), "Content-Encoding", "gzip"), "z " + testPlaceholder, -1},
 		{"empty gzip", answer("", "Content-Encoding", "gzip"), "", -1},
 	} {
@@ -189,8 +189,71 @@ func TestAnswersAreSearched(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b, _ := io.ReadAll(res.Body); string(b) != "you sent "+sent {
+		b, _ := io.ReadAll(res.Body)
+		cred, _ := strings.CutPrefix(string(b), "you sent Basic ")
+		if plain, err := base64.StdEncoding.DecodeString(cred); err != nil || !strings.HasPrefix(string(plain), "someone:") || strings.Contains(string(plain), testValue[1:10]) || !strings.Contains(string(plain), testPlaceholder[1:10]) {
+			t.Errorf("%q %v", plain, err)
+		}
+	})
+	t.Run("over plain HTTP, which values are not sent by", func(t *testing.T) {
+		res, err := set.Wrap(server(func(r *http.Request) *http.Response {
+			if r.Header.Get("X-Key") != "" {
+				t.Error("sent in the clear")
+			}
+			return answer("kept since: "+testValue, "X-Kept", testValue)
+		})).RoundTrip(request("GET", "http://good.test/load", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := io.ReadAll(res.Body); string(b) != "kept since: "+testPlaceholder || res.Header.Get("X-Kept") != testPlaceholder {
+			t.Errorf("%q %v", b, res.Header)
+		}
+	})
+	t.Run("a secret of another host", func(t *testing.T) {
+		other := good()
+		other.Name, other.Hosts, other.Placeholder, other.Value = "other", []string{"other.test"}, "cove-secret-other-0123456789", sandbox.NewSecretValue("another-value")
+		set, err := Compile([]sandbox.Secret{good(), other})
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := set.Wrap(server(func(r *http.Request) *http.Response { return answer("another-value") })).RoundTrip(request("GET", "https://good.test/", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := io.ReadAll(res.Body); string(b) != other.Placeholder {
 			t.Errorf("%q", b)
+		}
+	})
+	t.Run("parts", func(t *testing.T) {
+		for _, scheme := range []string{"https", "http"} {
+			ask := func(status int) error {
+				_, err := set.Wrap(server(func(r *http.Request) *http.Response {
+					if r.Header.Get("Range") != "" || r.Header.Get("If-Range") != "" {
+						t.Errorf("%s: a part is asked for: %v", scheme, r.Header)
+					}
+					a := answer(testValue[:6])
+					a.StatusCode = status
+					return a
+				})).RoundTrip(request("GET", scheme+"://good.test/", "", "Range", "bytes=0-5", "If-Range", `"x"`))
+				return err
+			}
+			if err := ask(200); err != nil {
+				t.Error(err)
+			}
+			if err := ask(206); !errors.Is(err, sandbox.ErrUnsupported) {
+				t.Errorf("%s: an answer that is a part: %v", scheme, err)
+			}
+		}
+		_, err := set.Wrap(server(func(r *http.Request) *http.Response {
+			if r.Header.Get("Range") == "" {
+				t.Error("another host is not asked for a part")
+			}
+			a := answer("x")
+			a.StatusCode = 206
+			return a
+		})).RoundTrip(request("GET", "https://elsewhere.test/", "", "Range", "bytes=0-5"))
+		if err != nil {
+			t.Error(err)
 		}
 	})
 	t.Run("a coding that cannot be undone", func(t *testing.T) {

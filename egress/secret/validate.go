@@ -2,6 +2,7 @@ package secret
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 	"strings"
 
@@ -36,6 +37,10 @@ var refused = map[string]string{
 	"proxy-authorization": "is for a proxy", "proxy-authenticate": "is for a proxy", "te": "is about one connection",
 	"trailer": "is about one connection", "upgrade": "is about one connection", "http2-settings": "is about one connection",
 	"expect": "waits for the server", "content-encoding": "says how a body is read", "accept-encoding": "is the proxy's own: answers must be readable to it",
+	"range": "asks for a part of an answer", "if-range": "asks for a part of an answer", "content-range": "says what part a body is",
+	"sec-websocket-key": "is about one connection", "sec-websocket-accept": "is about one connection",
+	"sec-websocket-version": "is about one connection", "sec-websocket-extensions": "is about one connection",
+	"proxy-authentication-info": "is for a proxy", "max-forwards": "is for a proxy", "alt-used": "says whom a request is for",
 }
 
 // ValidateName checks the name of a secret.
@@ -62,6 +67,9 @@ func Validate(s sandbox.Secret) error {
 		field := fmt.Sprintf("hosts[%d]", i)
 		if h == "*" {
 			return sandbox.InvalidField(field, "would send the value to every server there is").WithHint("name the hosts, or *.example.com for all below a domain")
+		}
+		if _, err := netip.ParseAddr(h); err == nil {
+			return sandbox.InvalidField(field, "%q is an address", h).WithHint("a secret is bound to names, which servers prove by TLS")
 		}
 		if _, _, err := policy.Domain(h); err != nil {
 			return sandbox.InvalidField(field, "%q %v", h, err)

@@ -47,6 +47,12 @@ func TestValidate(t *testing.T) {
 		{"connection", func(s *sandbox.Secret) { s.Header = "Connection" }, "header"},
 		{"upgrade", func(s *sandbox.Secret) { s.Header = "Upgrade" }, "header"},
 		{"trailer", func(s *sandbox.Secret) { s.Header = "Trailer" }, "header"},
+		{"range", func(s *sandbox.Secret) { s.Header = "range" }, "header"},
+		{"if-range", func(s *sandbox.Secret) { s.Header = "If-Range" }, "header"},
+		{"a socket's key", func(s *sandbox.Secret) { s.Header = "Sec-WebSocket-Key" }, "header"},
+		{"keep-alive", func(s *sandbox.Secret) { s.Header = "Keep-Alive" }, "header"},
+		{"a socket's protocol, which may be a token", func(s *sandbox.Secret) { s.Header = "Sec-WebSocket-Protocol" }, ""},
+		{"an IPv6 address", func(s *sandbox.Secret) { s.Hosts = []string{"fd00::1"} }, "hosts[0]"},
 		{"format without header", func(s *sandbox.Secret) { s.Format = "Bearer {}" }, "format"},
 		{"format without a place", func(s *sandbox.Secret) { s.Header, s.Format = "X", "Bearer" }, "format"},
 		{"format with two", func(s *sandbox.Secret) { s.Header, s.Format = "X", "{}{}" }, "format"},
@@ -72,6 +78,8 @@ func TestValidate(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		case c.field != "" && (e == nil || e.Class != sandbox.Invalid || e.Field != c.field):
 			t.Errorf("%s: %v (field %v), want field %s", c.name, err, e, c.field)
+		case err != nil && strings.Contains(fmt.Sprint(err, e.Hint), "cidr"):
+			t.Errorf("%s: secrets have no cidr: %v (%s)", c.name, err, e.Hint)
 		case err != nil && len(s.Value.Reveal()) > 6 && strings.Contains(err.Error(), s.Value.Reveal()):
 			t.Errorf("%s: the error shows the value: %v", c.name, err)
 		}

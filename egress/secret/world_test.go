@@ -37,12 +37,17 @@ const (
 type echo struct {
 	mu   sync.Mutex
 	seen []string
+	kept string // the key it was sent last
 }
 
 func (e *echo) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	key := r.Header.Get("X-Key")
 	e.mu.Lock()
 	e.seen = append(e.seen, r.Host+" "+key)
+	if key != "" {
+		e.kept = key
+	}
+	kept := e.kept
 	e.mu.Unlock()
 	w.Header().Set("X-Echo", key)
 	switch r.URL.Path {
@@ -66,6 +71,9 @@ func (e *echo) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/br":
 		w.Header().Set("Content-Encoding", "br")
 		io.WriteString(w, key)
+	case "/part":
+		w.WriteHeader(http.StatusPartialContent)
+		io.WriteString(w, key[:6])
 	case "/trailer":
 		w.Header().Set("Trailer", "X-Trailer")
 		io.WriteString(w, "body")
@@ -83,6 +91,9 @@ func (e *echo) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		b, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %s %s", r.Host, key, b)
+		if r.TLS == nil {
+			fmt.Fprintf(w, " kept %s", kept)
+		}
 	}
 }
 
@@ -191,6 +202,9 @@ func TestSecretsInTheWorld(t *testing.T) {
 	if res, body := get(h2, "/br", ""); res.StatusCode != 502 || !strings.Contains(body, "br") {
 		t.Errorf("%s %q", res.Status, body)
 	}
+	if res, body := get(h2, "/part", ""); res.StatusCode != 502 || !strings.Contains(body, "part") {
+		t.Errorf("%s %q", res.Status, body)
+	}
 	if res, _ := get(h2, "/trailer", ""); res.Trailer.Get("X-Trailer") != placeholder {
 		t.Errorf("trailer %v", res.Trailer)
 	}
@@ -250,8 +264,8 @@ func TestSecretsInTheWorld(t *testing.T) {
 		bad := &http.Server{Handler: site}
 		go bad.Serve(evil)
 		t.Cleanup(func() { bad.Close() })
-		x.HTTP(egresstest.Good+":8081", "good.test")
-		if got := site.last(); got != "good.test " {
+		got := x.HTTP(egresstest.Good+":8081", "good.test")
+		if site.last() != "good.test " || strings.Contains(got, value) || !strings.Contains(got, "kept "+placeholder) {
 			t.Errorf("in the clear: %q", got)
 		}
 		open := is
