@@ -39,11 +39,13 @@ func (h hiding) replacer() replacer {
 // the end of what came, as long as a text may be, whatever it is: if it were only
 // what begins as a value does, code inside would learn by what is late whether
 // its guess is right so far, and so a value byte by byte. What a line feed ends
-// is not held, because no text has one; everybody can see where those are.
+// is not held, because no text has one, nor what a message ends; everybody can
+// see where those are.
 type replacer struct {
-	search search
-	hold   int  // so many bytes, always; 0 = what begins a text, which is no secret
-	mask   bool // by stars, as many: lengths stay
+	search   search
+	hold     int       // so many bytes, always; 0 = what begins a text, which is no secret
+	mask     bool      // by stars, as many: lengths stay
+	messages *messages // nil = none are known
 
 	data []byte // what a text may begin in, out or not
 	done int    // bytes of data that are out or replaced
@@ -63,9 +65,15 @@ const holdFrom = 4
 // feed returns what is known of the stream after more of it. end says that
 // nothing follows.
 func (r *replacer) feed(out, in []byte, end bool) []byte {
+	before := len(r.data)
 	r.data = append(r.data, in...)
 	r.search.run(r.data, end, r.hit)
 	keep, known := r.keep()
+	if r.messages != nil {
+		if n := r.messages.feed(in); n > 0 {
+			known = max(known, before+n)
+		}
+	}
 	if end {
 		known = len(r.data)
 	}
@@ -159,9 +167,11 @@ func (r *replacer) forget(n int) {
 }
 
 // quiet is how long a stream must bring nothing for what is held back to be let
-// go: somebody may be waiting for it before they go on. Servers that send a value
-// in pieces that are further apart show all but the last.
-const quiet = 50 * time.Millisecond
+// go: somebody may be waiting for it before they go on. Of a value whose parts
+// come further apart all but the last part gets out, so it is longer than code
+// inside can make a gap: by an answer that fills the first window of a far server
+// (a round trip), or by not reading. 50 ms were less than some round trips.
+const quiet = 3 * time.Second
 
 // body is a reader with texts replaced.
 type body struct {

@@ -219,17 +219,22 @@ type timed struct {
 
 // through sends pieces through a body, 20 ms apart and then longer, in virtual
 // time.
-func through(t *testing.T, h hiding, mask bool, parts ...string) (seen []timed) {
+func through(t *testing.T, h hiding, mask bool, parts ...string) []timed {
+	t.Helper()
+	return throughMessages(t, h, mask, nil, parts...)
+}
+
+func throughMessages(t *testing.T, h hiding, mask bool, m *messages, parts ...string) (seen []timed) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		in, w := io.Pipe()
 		b := &body{ReadCloser: in, r: h.replacer(), live: true}
-		b.r.mask = mask
+		b.r.mask, b.r.messages = mask, m
 		start := time.Now()
 		go func() {
 			for i, p := range parts {
 				io.WriteString(w, p)
-				time.Sleep(time.Duration(20+i*60) * time.Millisecond)
+				time.Sleep(20*time.Millisecond + time.Duration(i)*(quiet+10*time.Millisecond))
 			}
 			w.Close()
 		}()
@@ -291,8 +296,20 @@ func TestStreamsFlow(t *testing.T) {
 		t.Errorf("events: %v", got)
 	}
 	// The end of a line that is not whole waits until nothing comes for a while.
-	if got, want := through(t, h, false, "one\nTell me", ": ", "?"), []timed{{0, "one\n"}, {70 * ms, "Tell me: "}, {150 * ms, "?"}}; !slices.Equal(got, want) {
+	if got, want := through(t, h, false, "one\nTell me", ": ", "?"), []timed{{0, "one\n"}, {20*ms + quiet, "Tell me: "}, {50*ms + 2*quiet, "?"}}; !slices.Equal(got, want) {
 		t.Errorf("a prompt: %v", got)
+	}
+	// What a message ends does not.
+	short := "\x81\x02hi"
+	long := "\x01\x7e\x01\x00" + strings.Repeat("a", 256) // not its message's last frame
+	got := throughMessages(t, h, true, &messages{header: webSocketFrame}, short+"\x89\x00", long, "\x80\x01b", "\x81")
+	want := []timed{{0, short + "\x89\x00"}, {20*ms + quiet, long}, {50*ms + quiet, "\x80\x01b"}, {90*ms + 4*quiet, "\x81"}}
+	if !slices.Equal(got, want) {
+		t.Errorf("frames: %v", got)
+	}
+	message := "\x00\x00\x00\x00\x03abc"
+	if got := throughMessages(t, h, false, &messages{header: grpcMessage}, message, message+message[:6]); len(got) < 2 || got[0] != (timed{0, message}) || got[1] != (timed{20 * ms, message}) {
+		t.Errorf("calls: %v", got)
 	}
 	if got := through(t, h, false, "is sk-live-fed", "cba9876543210."); len(got) != 1 || got[0].out != "is X0X." {
 		t.Errorf("a value in two pieces: %v", got)

@@ -177,7 +177,7 @@ func takeOut(res *http.Response, hide hiding) error {
 			return sandbox.Errorf(sandbox.Internal, "egress.secret", "an upgraded connection that cannot be written to")
 		}
 		masked := &body{ReadCloser: rw, r: hide.replacer(), live: true}
-		masked.r.mask = true
+		masked.r.mask, masked.r.messages = true, messagesOf(res)
 		res.Body = upgraded{rw, masked}
 		return nil
 	}
@@ -220,7 +220,9 @@ func takeOut(res *http.Response, hide hiding) error {
 	}
 	res.ContentLength = -1
 	res.Header.Del("Content-Length")
-	res.Body = &body{ReadCloser: res.Body, r: hide.replacer(), live: live, atEnd: trailer}
+	b := &body{ReadCloser: res.Body, r: hide.replacer(), live: live, atEnd: trailer}
+	b.r.messages = messagesOf(res)
+	res.Body = b
 	return nil
 }
 
