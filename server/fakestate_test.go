@@ -35,6 +35,7 @@ type fakeState struct {
 	prepares  int
 	collects  int
 	volumeSet *fakeVolumes
+	sealed    bool
 }
 
 // fakeFrozen is the inside of a sandbox at one moment.
@@ -129,6 +130,9 @@ func (n *fakeNode) Snapshot(ctx context.Context, id string, r SnapshotRequest) (
 	delete(n.standby, id)
 	n.made++
 	c = sandbox.Content{Size: 1000, Stored: 10, Build: "fake"}
+	if r.Kind != sandbox.DirectorySnapshot {
+		c.Base = g.sb.ImageID
+	}
 	switch {
 	case r.Keep && g.clean != "" && r.Kind == sandbox.MemorySnapshot:
 		c.Manifest, c.Same, c.Stored = g.clean, g.clean, 0
@@ -199,7 +203,7 @@ func (n *fakeNode) PrepareImage(ctx context.Context, from sandbox.Snapshot, base
 	if err != nil {
 		return sandbox.Image{}, err
 	}
-	img := n.lib.add(strings.TrimPrefix(base.ID, "sha256:") + "-" + from.Content.Manifest)
+	img := n.lib.derive(strings.TrimPrefix(base.ID, "sha256:") + "-" + from.Content.Manifest)
 	n.ofImage[img.ID] = f
 	return img, nil
 }
@@ -469,3 +473,4 @@ func (s *fakeVolumes) RemoveFile(ctx context.Context, name, p string, recursive 
 }
 
 func (n *fakeNode) Litter() bool { return false }
+func (n *fakeNode) Sealed() bool { return n.sealed }
