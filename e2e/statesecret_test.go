@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/e2e/world"
@@ -30,6 +32,9 @@ func holders(t *testing.T, dir, marker string) (found []string) {
 			return nil
 		}
 		b, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it went meanwhile
+		}
 		if bytes.Contains(b, []byte(marker)) {
 			rel, _ := filepath.Rel(dir, path)
 			found = append(found, rel)
@@ -145,6 +150,88 @@ func TestStateEncrypted(t *testing.T) {
 	w.Restart(t)
 	use("with both again")
 	look("in the end")
+	w.AssertNoLitter(t)
+}
+
+// TestPlainOfEncryptedGoes starts from and mounts what is encrypted, which puts
+// it on disk in plain for that time, and reads the disk when the sandboxes are
+// gone.
+func TestPlainOfEncryptedGoes(t *testing.T) {
+	key := cas.NewKey()
+	file := filepath.Join(t.TempDir(), "keys")
+	writeKeys(t, file, key)
+	w := world.New(t, world.Options{Flags: []string{"--state-keys", file}, Keys: cas.NewKeyring(key)})
+	fresh := cas.NewKey()
+	marker := "marker-" + hex.EncodeToString(fresh[:16])
+	b := w.Create(t, world.Small())
+	b.Write(t, "/d/file", []byte(marker))
+	files := b.Snapshot(t, world.Take{Kind: sandbox.FilesystemSnapshot})
+	dir := b.Snapshot(t, world.Take{Kind: sandbox.DirectorySnapshot, Path: "/d"})
+	kill := func(boxes ...*world.Box) {
+		t.Helper()
+		for _, b := range boxes {
+			if _, err := b.TryKill(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	clean := func(when string) {
+		t.Helper()
+		found := holders(t, w.Dir, marker)
+		for until := time.Now().Add(20 * time.Second); len(found) > 0 && time.Now().Before(until); found = holders(t, w.Dir, marker) {
+			<-time.After(50 * time.Millisecond)
+		}
+		if len(found) > 0 {
+			t.Errorf("%s: the marker is in %v", when, found)
+		}
+	}
+	kill(b)
+	clean("at rest")
+
+	from, err := w.TryCreate(t.Context(), world.From(files.ID), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := w.Create(t, world.Small())
+	if err := host.TryMount(t.Context(), dir.ID, "/m", false); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range []*world.Box{from, host} {
+		b.Pause(t, true)
+	}
+	if left, _ := filepath.Glob(filepath.Join(w.Dir, "node", "mounts", "*")); len(left) > 0 {
+		t.Errorf("mounted in what is cold: %v", left)
+	}
+	w.Restart(t)
+	if got := from.Must(t, "cat /d/file") + host.Must(t, "cat /m/file"); got != marker+marker {
+		t.Errorf("woken with %q", got)
+	}
+	kill(from, host)
+	clean("after use")
+
+	// Killed while they are in use, which then end while nobody looks; and with
+	// another key nothing starts from what is left.
+	if from, err = w.TryCreate(t.Context(), world.From(files.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	if len(holders(t, filepath.Join(w.Dir, "images"), marker)) == 0 {
+		t.Error("no prepared image: the test shows nothing")
+	}
+	w.Kill(t)
+	for k, pid := range w.Kernels() {
+		t.Log("killing kernel", k)
+		if p, err := os.FindProcess(pid); err == nil {
+			_ = p.Kill()
+		}
+	}
+	writeKeys(t, file, cas.NewKey())
+	w.Start(t)
+	clean("after a start with another key")
+	sum := sha256.Sum256(key[:])
+	_, err = w.TryCreate(t.Context(), world.From(files.ID), "")
+	wantError(t, "create with another key", err, sandbox.Precondition, hex.EncodeToString(sum[:8]))
+	writeKeys(t, file, key)
+	w.Restart(t)
 	w.AssertNoLitter(t)
 }
 

@@ -13,8 +13,8 @@ import (
 
 // Sources of images that are not from outside.
 const (
-	SourceDerived = "derived" // Derive
-	SourceData    = "data"    // FromTar
+	SourceDerived = sandbox.ImageDerived // Derive
+	SourceData    = sandbox.ImageData    // FromTar
 )
 
 // Derive makes an image of another one and a tar of changes to it: how a

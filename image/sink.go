@@ -101,8 +101,10 @@ func (s *sink) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// CopyRange lets the kernel copy. XFS and Btrfs then share the blocks with the
-// source, and an image derived from another takes the space of its changes.
+// CopyRange lets the kernel copy. XFS with reflinks and Btrfs then share the
+// blocks with the source, and an image derived from another takes the space of
+// its changes. Elsewhere, on ext4 for one, it is a copy that never passes
+// through here, and the image takes the space of all it holds.
 func (s *sink) CopyRange(src io.ReaderAt, off, n int64) error {
 	from, ok := src.(*os.File)
 	if !ok {

@@ -27,6 +27,9 @@ type StateConfig struct {
 	// Plain is a directory for checkpoints in the form a driver restores from.
 	// It is emptied at Open. Where Store encrypts it must be in memory.
 	Plain string
+	// Sealed says that Store encrypts. What is made of its content for kernels
+	// to read then goes as soon as none does.
+	Sealed bool
 	// KeepPlain bytes of them, and at most a quarter of what is free on the
 	// disk, are kept for the next restore of the same: a fork of eight reads one
 	// checkpoint eight times, and who falls asleep often wakes soon. Default

@@ -113,6 +113,7 @@ func (n *Node) teardown(b *box, end sandbox.End, own bool) {
 	n.releaseLocked(b)
 	n.ends[b.id] = end
 	n.mu.Unlock()
+	n.sweepSealed()
 	close(b.gone)
 	n.log.Info("sandbox ended", "sandbox", b.id, "end", end)
 	if own {

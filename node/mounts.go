@@ -16,32 +16,50 @@ import (
 )
 
 // mountFiles are directory snapshots as EROFS files, one for each manifest, that
-// kernels mount. They are made of the store's content and could be again, but a
-// kernel that wakes needs them under the same name: they stay while a sandbox or
-// a snapshot needs them.
+// kernels mount. A kernel that is restored finds them under the same name; they
+// are made of the store's content, the same every time, if they are not there.
 type mountFiles struct {
-	dir string
-	mu  sync.Mutex // one is made at a time
+	dir    string
+	making sync.Mutex // one is made at a time
+
+	mu    sync.Mutex     // names in dir change
+	using map[string]int // by manifest: not to be removed
 }
 
 func openMountFiles(dir string) (*mountFiles, error) {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, err
 	}
-	return &mountFiles{dir: dir}, nil
+	return &mountFiles{dir: dir, using: map[string]int{}}, nil
 }
 
 func (m *mountFiles) path(manifest string) string {
 	return filepath.Join(m.dir, cas.ID(manifest).Hex()+".erofs")
 }
 
-// get returns the file of a manifest, made by build if it is not there.
+// hold keeps the file of a manifest, as soon as there is one, until release: a
+// kernel that has opened it does not need its name any more.
+func (m *mountFiles) hold(manifest string) (release func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.using[manifest]++
+	return sync.OnceFunc(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.using[manifest]--; m.using[manifest] == 0 {
+			delete(m.using, manifest)
+		}
+	})
+}
+
+// get returns the file of a manifest that the caller holds, made by build if it
+// is not there.
 func (m *mountFiles) get(manifest string, build func() (path string, err error)) (string, error) {
 	if _, err := cas.ParseID(manifest); err != nil {
 		return "", err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.making.Lock()
+	defer m.making.Unlock()
 	path := m.path(manifest)
 	_, err := os.Stat(path)
 	if err == nil || !errors.Is(err, fs.ErrNotExist) {
@@ -58,7 +76,7 @@ func (m *mountFiles) get(manifest string, build func() (path string, err error))
 	return path, nil
 }
 
-// sweep removes the files of all manifests but those to keep.
+// sweep removes the files of all manifests but those to keep and those held.
 func (m *mountFiles) sweep(keep map[string]bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -67,17 +85,70 @@ func (m *mountFiles) sweep(keep map[string]bool) error {
 		return err
 	}
 	for _, e := range ents {
-		if hex, ok := strings.CutSuffix(e.Name(), ".erofs"); !ok || !keep["sha256:"+hex] {
+		hex, ok := strings.CutSuffix(e.Name(), ".erofs")
+		if id := "sha256:" + hex; !ok || !keep[id] && m.using[id] == 0 {
 			err = errors.Join(err, os.Remove(filepath.Join(m.dir, e.Name())))
 		}
 	}
 	return err
 }
 
-// mountFile is the EROFS file of a directory snapshot.
-func (n *Node) mountFile(ctx context.Context, d Deriver, c sandbox.Content) (string, error) {
+// sweepSealed removes the plain form of encrypted directories that no kernel has
+// mounted: what sleeps gets its own again when it wakes. Where nothing is
+// encrypted they stay for the next use, until a Collect.
+func (n *Node) sweepSealed() {
+	if !n.Sealed() {
+		return
+	}
+	keep := map[string]bool{}
+	n.mu.Lock()
+	for _, b := range n.live {
+		if b.kernel != nil {
+			for _, m := range b.needs {
+				keep[m] = true
+			}
+		}
+	}
+	n.mu.Unlock()
+	if err := n.mounts.sweep(keep); err != nil {
+		n.log.Error("plain directories that nobody has mounted are still on disk", "err", err)
+	}
+}
+
+// holdMounts has the files of all manifests there until release.
+func (n *Node) holdMounts(ctx context.Context, manifests []string) (release func(), err error) {
+	d, ok := n.cfg.Images.(Deriver)
+	if !ok || len(manifests) == 0 {
+		return func() {}, nil
+	}
+	var held []func()
+	release = func() {
+		for _, r := range held {
+			r()
+		}
+	}
+	for _, m := range manifests {
+		_, r, err := n.mountFile(ctx, d, sandbox.Content{Manifest: m})
+		if err != nil {
+			release()
+			n.sweepSealed()
+			return nil, err
+		}
+		held = append(held, r)
+	}
+	return release, nil
+}
+
+// mountFile is the EROFS file of a directory snapshot, there until release.
+func (n *Node) mountFile(ctx context.Context, d Deriver, c sandbox.Content) (path string, release func(), err error) {
+	release = n.mounts.hold(c.Manifest)
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
 	made := ""
-	path, err := n.mounts.get(c.Manifest, func() (string, error) {
+	path, err = n.mounts.get(c.Manifest, func() (string, error) {
 		var img sandbox.Image
 		err := n.states.piped(ctx, c, func(r io.Reader) (err error) {
 			img, err = d.FromTar(ctx, r, func(sandbox.Progress) {})
@@ -89,15 +160,16 @@ func (n *Node) mountFile(ctx context.Context, d Deriver, c sandbox.Content) (str
 		made = img.ID
 		return n.cfg.Images.Path(img.ID)
 	})
-	// No record names it as an image: left in the library it would stay for ever.
+	// No record names it as an image: left in the library it would stay until
+	// the next start.
 	if lib, ok := n.cfg.Images.(interface {
 		Delete(ctx context.Context, id string) error
 	}); ok && made != "" {
 		if derr := lib.Delete(context.WithoutCancel(ctx), made); derr != nil {
-			n.log.Warn("a mounted snapshot is in the image library too; an image prune removes it", "image", made, "err", derr)
+			n.log.Warn("a mounted snapshot is in the image library too, until the next start", "image", made, "err", derr)
 		}
 	}
-	return path, err
+	return path, release, err
 }
 
 // mounted records that b needs a manifest from now on, before it does.

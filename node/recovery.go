@@ -59,6 +59,7 @@ func (n *Node) recover(ctx context.Context, was *state) error {
 		}
 		removed = append(removed, nets...)
 	}
+	n.sweepSealed()
 	if err := n.settleTapes(); err != nil {
 		n.log.Error("recordings that nobody goes on with are still open", "err", err)
 	}

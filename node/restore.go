@@ -20,6 +20,16 @@ func (n *Node) restore(ctx context.Context, b *box, from sandbox.Content, g *gue
 	if n.states == nil {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "", "this node keeps no state")
 	}
+	unhold, err := n.holdMounts(ctx, from.Needs)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		unhold()
+		if err != nil {
+			n.sweepSealed()
+		}
+	}()
 	// The kernel is made while the content is read.
 	type made struct {
 		b   runtime.Blank
@@ -221,6 +231,7 @@ func (n *Node) Restore(ctx context.Context, id string, img sandbox.Image, from s
 	if old != nil {
 		n.discard(old)
 	}
+	n.sweepSealed()
 	n.seekTape(id, from.Content.Replay)
 	return sb.Episode, time.Since(start), nil
 }
@@ -290,10 +301,11 @@ func (n *Node) Mount(ctx context.Context, id string, from sandbox.Snapshot, path
 	if err := n.mounted(b, from.Content.Manifest); err != nil {
 		return sandbox.WithOp(op, err)
 	}
-	file, err := n.mountFile(ctx, d, from.Content)
+	file, unhold, err := n.mountFile(ctx, d, from.Content)
 	if err != nil {
 		return sandbox.WithOp(op, err)
 	}
+	defer unhold()
 	return sandbox.WithOp(op, n.explain(b, k, m.Mount(ctx, file, path)))
 }
 

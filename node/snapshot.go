@@ -388,8 +388,9 @@ func (n *Node) Collect(ctx context.Context, keep []string) (freed int64, err err
 		}
 	}
 	n.mu.Unlock()
+	n.sweepSealed() // also where a collection cannot read what is stored
 	freed, kept, err := n.states.collect(ctx, keep)
-	if err == nil {
+	if err == nil && !n.Sealed() {
 		err = n.mounts.sweep(kept)
 	}
 	if keeper, ok := n.cfg.Driver.(runtime.BuildKeeper); ok && err == nil {
@@ -399,6 +400,9 @@ func (n *Node) Collect(ctx context.Context, keep []string) (freed int64, err err
 	}
 	return freed, sandbox.WithOp("node.collect", err)
 }
+
+// Sealed says that what is stored is encrypted.
+func (n *Node) Sealed() bool { return n.states != nil && n.states.cfg.Sealed }
 
 // Litter says that content became useless since the last Collect.
 func (n *Node) Litter() bool { return n.litter.Load() }

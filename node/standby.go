@@ -191,6 +191,7 @@ func (n *Node) cool(b *box) (err error) {
 	n.releaseLocked(b)
 	n.mu.Unlock()
 	n.discard(k)
+	n.sweepSealed()
 	return nil
 }
 

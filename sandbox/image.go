@@ -7,11 +7,18 @@ type Image struct {
 	ID        string      `json:"id"`              // "sha256:…" of the EROFS file
 	Names     []string    `json:"names,omitempty"` // what users call it
 	Size      int64       `json:"size"`
-	Source    string      `json:"source"`   // registry digest, "tar", "dir", "debian", "derived" or "data"
+	Source    string      `json:"source"`   // registry digest, "tar", "dir", "debian", ImageDerived or ImageData
 	Platform  string      `json:"platform"` // "linux/amd64"
 	CreatedAt time.Time   `json:"created_at"`
 	Config    ImageConfig `json:"config"`
 }
+
+// Sources of images that are not from outside. They have no names and go with
+// what they were made of.
+const (
+	ImageDerived = "derived" // of an image and the changes of a filesystem snapshot
+	ImageData    = "data"    // of a directory snapshot, to be mounted
+)
 
 // ImageConfig is what Cove honours of an OCI image's config.
 type ImageConfig struct {

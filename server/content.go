@@ -31,6 +31,7 @@ type contentBook struct {
 
 // collection is one sweep; freed and err are set before done is closed.
 type collection struct {
+	whole bool // not only of images; guarded by contentBook.mu until it is taken
 	done  chan struct{}
 	freed int64
 	err   error
@@ -143,12 +144,19 @@ func (b *contentBook) seize(ctx context.Context) (release func(), err error) {
 }
 
 // want asks for a collection that begins after now.
-func (b *contentBook) want() *collection {
+func (b *contentBook) want() *collection { return b.ask(true) }
+
+// wantImages asks for one of prepared images alone. Sandboxes end all the time,
+// and a whole one reads every manifest there is.
+func (b *contentBook) wantImages() *collection { return b.ask(false) }
+
+func (b *contentBook) ask(whole bool) *collection {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.next == nil {
 		b.next = &collection{done: make(chan struct{})}
 	}
+	b.next.whole = b.next.whole || whole
 	select {
 	case b.nudge <- struct{}{}:
 	default:
@@ -164,24 +172,118 @@ func (b *contentBook) take() *collection {
 	return c
 }
 
-// collect removes content that no record refers to and nobody uses. A node that
-// keeps no content has nothing to remove.
-func (s *Server) collect(ctx context.Context) (freed int64, err error) {
+// extent is what a collection looks at.
+type extent int
+
+const (
+	onlyImages extent = iota // that were prepared of snapshots
+	everything               // and content
+	atStart                  // and images that never got a record: nothing is being made yet
+)
+
+// collect removes content and prepared images that no record refers to and
+// nobody uses. A node that keeps no content has nothing to remove.
+func (s *Server) collect(ctx context.Context, what extent) (freed int64, err error) {
 	ctx = asServer(ctx)
 	release, err := s.content.seize(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer release()
+	// First, and whatever comes of the rest: content whose key is not here
+	// cannot be collected, and its images must go all the same.
+	freed, ierr := s.collectImages(ctx, what == atStart)
+	if what == onlyImages {
+		return freed, ierr
+	}
 	keep, err := s.store.Manifests(ctx)
+	if err != nil {
+		return freed, errors.Join(ierr, err)
+	}
+	content, err := s.node.Collect(ctx, append(keep, s.content.inUse()...))
+	if errors.Is(err, sandbox.ErrUnsupported) {
+		err = nil
+	}
+	return freed + content, errors.Join(ierr, err)
+}
+
+// collectImages removes images that were prepared of snapshots and that neither
+// a sandbox nor a snapshot needs. With unrecorded also those without a record,
+// which a crash leaves.
+//
+// The snapshot an image was prepared of needs it, to start as fast the next
+// time; not where content is encrypted, whose plain form it is.
+func (s *Server) collectImages(ctx context.Context, unrecorded bool) (freed int64, err error) {
+	contents, err := s.node.Images().Contents(ctx)
 	if err != nil {
 		return 0, err
 	}
-	freed, err = s.node.Collect(ctx, append(keep, s.content.inUse()...))
-	if errors.Is(err, sandbox.ErrUnsupported) {
-		return 0, nil
+	imgs, err := s.store.ListImages(ctx)
+	if err != nil {
+		return 0, err
+	}
+	needed, err := s.store.SnapshotImages(ctx)
+	if err != nil {
+		return 0, err
+	}
+	sealed := s.node.Sealed()
+	loose := map[string]bool{}
+	for _, img := range imgs {
+		if img.Source == sandbox.ImageDerived {
+			loose[img.ID] = len(img.Names) == 0
+		}
+	}
+	if !sealed {
+		for _, id := range needed {
+			loose[id] = false
+		}
+	}
+	// Known as such before it is asked who uses them: whoever ends after that
+	// has them looked at again.
+	s.images.setLoose(loose)
+	if unrecorded {
+		s.addUnrecorded(loose, contents, imgs)
+	}
+	live, err := s.node.Live(ctx)
+	if err != nil {
+		return 0, err
+	}
+	// The store decides in the end; but a restore is the node's first.
+	for _, sb := range live {
+		loose[sb.ImageID] = false
+	}
+	for id, is := range loose {
+		if !is {
+			continue
+		}
+		gone, cerr := s.images.collect(ctx, id, sealed)
+		if gone {
+			freed += contents[id]
+		}
+		err = errors.Join(err, cerr)
 	}
 	return freed, err
+}
+
+// addUnrecorded adds the images made of snapshots that have no record. What was
+// pulled or imported is left to a prune: it may be somebody's who uses the
+// library beside us.
+func (s *Server) addUnrecorded(loose map[string]bool, contents map[string]int64, imgs []sandbox.Image) {
+	known := map[string]bool{}
+	for _, img := range imgs {
+		known[img.ID] = true
+	}
+	for id := range contents {
+		if known[id] {
+			continue
+		}
+		img, err := s.node.Images().Get(id)
+		if err != nil {
+			s.log.Warn("an image without a record cannot be read; an image prune removes it", "image", id, "err", err)
+			continue
+		}
+		loose[id] = img.Source == sandbox.ImageDerived || img.Source == sandbox.ImageData
+	}
 }
 
 // litterEvery is how often the node is asked whether it made content useless.
@@ -192,38 +294,43 @@ const litterEvery = 30 * time.Second
 func (s *Server) collectLoop(ctx context.Context) {
 	const firstPause, longestPause = 100 * time.Millisecond, time.Minute
 	pause := time.Duration(0)
+	var again <-chan time.Time // after a failure, whatever is wanted meanwhile
 	look := time.NewTicker(litterEvery)
 	defer look.Stop()
 	for {
-		var again <-chan time.Time
-		if pause > 0 {
-			again = time.After(pause)
-		}
+		what := onlyImages
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.content.nudge:
 		case <-again:
+			what, again = everything, nil
 		case <-look.C:
 			if s.node.Litter() {
 				s.content.want()
+			} else if s.images.anyLoose() { // whose last user left when nobody looked
+				s.content.wantImages()
 			}
 			continue
 		}
 		c := s.content.take()
-		if c == nil && pause == 0 {
+		if c == nil && what == onlyImages {
 			continue
 		}
-		freed, err := s.collect(ctx)
+		if c != nil && c.whole {
+			what = everything
+		}
+		freed, err := s.collect(ctx, what)
 		if c != nil {
 			c.freed, c.err = freed, err
 			close(c.done)
 		}
 		switch {
-		case err == nil:
-			pause = 0
-		case ctx.Err() == nil:
+		case err == nil && what == everything:
+			pause, again = 0, nil
+		case err != nil && ctx.Err() == nil:
 			pause = min(longestPause, max(firstPause, pause*2))
+			again = time.After(pause)
 			s.log.Warn("cannot remove content that nothing refers to; it will be tried again", "err", err)
 		}
 	}

@@ -115,6 +115,7 @@ func (s *Server) recordEnd(ctx context.Context, id string, end sandbox.End) (san
 	if err != nil {
 		return sb, err
 	}
+	s.images.free(sb.ImageID)
 	s.ends.announce(id)
 	return sb, nil
 }

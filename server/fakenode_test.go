@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"maps"
@@ -633,9 +634,32 @@ type fakeLibrary struct {
 	gate    chan struct{} // if set, a pull waits for it (or for its context)
 	left    chan struct{} // if set, closed when a pull was cancelled
 	deleted []string
+	sources map[string]string // where it is not "test"
 }
 
-func newFakeLibrary() *fakeLibrary { return &fakeLibrary{content: map[string]int64{}} }
+func newFakeLibrary() *fakeLibrary {
+	return &fakeLibrary{content: map[string]int64{}, sources: map[string]string{}}
+}
+
+// derive is add of an image made of a snapshot.
+func (l *fakeLibrary) derive(name string) sandbox.Image {
+	img := l.add(name)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	img.Source = sandbox.ImageDerived
+	l.sources[img.ID] = img.Source
+	return img
+}
+
+func (l *fakeLibrary) Get(id string) (sandbox.Image, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	size, ok := l.content[id]
+	if !ok {
+		return sandbox.Image{}, sandbox.Errorf(sandbox.ImageNotFound, "image.get", "no image %s", id)
+	}
+	return sandbox.Image{ID: id, Size: size, Source: cmp.Or(l.sources[id], "test")}, nil
+}
 
 func (l *fakeLibrary) Pull(ctx context.Context, ref, platform string, progress func(ImageProgress)) (sandbox.Image, error) {
 	l.mu.Lock()

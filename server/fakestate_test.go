@@ -42,6 +42,7 @@ type fakeState struct {
 	litter    bool
 	released  []string // manifests that were let go
 	volumeSet *fakeVolumes
+	sealed    bool
 }
 
 // fakeFrozen is the inside of a sandbox at one moment.
@@ -152,6 +153,9 @@ func (n *fakeNode) Snapshot(ctx context.Context, id string, r SnapshotRequest) (
 	cold := r.Kind == sandbox.MemorySnapshot && n.standby[id] == sandbox.Cold
 	if !cold {
 		delete(n.standby, id)
+	}
+	if r.Kind != sandbox.DirectorySnapshot {
+		c.Base = g.sb.ImageID
 	}
 	switch {
 	case cold: // it is its own snapshot
@@ -271,7 +275,7 @@ func (n *fakeNode) PrepareImage(ctx context.Context, from sandbox.Snapshot, base
 	if err != nil {
 		return sandbox.Image{}, err
 	}
-	img := n.lib.add(strings.TrimPrefix(base.ID, "sha256:") + "-" + from.Content.Manifest)
+	img := n.lib.derive(strings.TrimPrefix(base.ID, "sha256:") + "-" + from.Content.Manifest)
 	n.ofImage[img.ID] = f
 	return img, nil
 }
@@ -560,3 +564,5 @@ func (n *fakeNode) Litter() bool {
 	defer n.mu.Unlock()
 	return n.litter
 }
+
+func (n *fakeNode) Sealed() bool { return n.sealed }

@@ -315,6 +315,7 @@ func (g *guard) Capacity() Capacity                                       { retu
 func (g *guard) Images() ImageLibrary                                     { return g.node.Images() }
 func (g *guard) Standby() map[string]sandbox.Standby                      { return g.node.Standby() }
 func (g *guard) Litter() bool                                             { return g.node.Litter() }
+func (g *guard) Sealed() bool                                             { return g.node.Sealed() }
 
 func (g *guard) Volumes() VolumeSet {
 	if v := g.node.Volumes(); v != nil {

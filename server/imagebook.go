@@ -28,6 +28,8 @@ type imageBook struct {
 	using    map[string]int             // by image id
 	deleting map[string]chan struct{}   // by image id; closed when decided
 	pulls    map[pullKey]*sharedPull
+	loose    map[string]bool // by image id: goes when nobody uses it
+	onFree   func()          // nobody holds a loose image any more, and perhaps nobody uses it
 }
 
 // imageRef is a name as one scope knows it.
@@ -43,8 +45,9 @@ type sharedPull struct {
 	waiters int // guarded by imageBook.mu
 }
 
-func (b *imageBook) init(st store.Images, lib ImageLibrary) {
-	b.store, b.library = st, lib
+func (b *imageBook) init(st store.Images, lib ImageLibrary, onFree func()) {
+	b.store, b.library, b.onFree = st, lib, onFree
+	b.loose = map[string]bool{}
 	b.cache = map[imageRef]sandbox.Image{}
 	b.using = map[string]int{}
 	b.deleting = map[string]chan struct{}{}
@@ -136,10 +139,40 @@ var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c
 
 func (b *imageBook) drop(id string) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	if b.using[id]--; b.using[id] == 0 {
 		delete(b.using, id)
 	}
+	b.mu.Unlock()
+	b.free(id)
+}
+
+// free has an image looked at that somebody used.
+func (b *imageBook) free(id string) {
+	b.mu.Lock()
+	free := b.loose[id] && b.using[id] == 0
+	b.mu.Unlock()
+	if free {
+		b.onFree()
+	}
+}
+
+// setLoose says of images whether they go when nobody uses them.
+func (b *imageBook) setLoose(loose map[string]bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for id, is := range loose {
+		if is {
+			b.loose[id] = true
+		} else {
+			delete(b.loose, id)
+		}
+	}
+}
+
+func (b *imageBook) anyLoose() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.loose) > 0
 }
 
 // errContentGone says that content was pruned before it got its name.
@@ -181,9 +214,10 @@ func (b *imageBook) publish(ctx context.Context, img sandbox.Image, name string)
 	return got, err
 }
 
-// collect removes an image's record and content if no name and no sandbox
-// uses it, and says whether it did.
-func (b *imageBook) collect(ctx context.Context, id string) (gone bool, err error) {
+// collect removes an image's record and content if no name, no sandbox and no
+// snapshot uses it, and says whether it did. With prepared the snapshots that
+// it was prepared of do not count.
+func (b *imageBook) collect(ctx context.Context, id string, prepared bool) (gone bool, err error) {
 	b.mu.Lock()
 	if b.using[id] > 0 || b.deleting[id] != nil {
 		b.mu.Unlock()
@@ -201,7 +235,11 @@ func (b *imageBook) collect(ctx context.Context, id string) (gone bool, err erro
 	}()
 
 	// The store decides: it sees names and live sandboxes in one transaction.
-	err = b.store.RemoveImage(asServer(ctx), id)
+	remove := b.store.RemoveImage
+	if prepared {
+		remove = b.store.RemovePreparedImage
+	}
+	err = remove(asServer(ctx), id)
 	switch {
 	case errors.Is(err, sandbox.ErrPrecondition):
 		return false, nil
@@ -209,10 +247,13 @@ func (b *imageBook) collect(ctx context.Context, id string) (gone bool, err erro
 		return false, err
 	}
 	// Without a record nobody can ask for it; a crash here leaves content for
-	// the next prune. The caller leaving does not stop half-way.
+	// the next start or prune. The caller leaving does not stop half-way.
 	if err := b.library.Delete(context.WithoutCancel(ctx), id); err != nil && !errors.Is(err, sandbox.ErrImageNotFound) && !errors.Is(err, sandbox.ErrNotFound) {
 		return false, err
 	}
+	b.mu.Lock()
+	delete(b.loose, id)
+	b.mu.Unlock()
 	return true, nil
 }
 

@@ -171,7 +171,7 @@ func (s imageService) Remove(ctx context.Context, r *connect.Request[covev1.Remo
 			return nil, err
 		}
 	}
-	if _, err := s.images.collect(ctx, img.ID); err != nil {
+	if _, err := s.images.collect(ctx, img.ID, false); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&covev1.RemoveImageResponse{}), nil
@@ -217,7 +217,7 @@ func (s imageService) Prune(ctx context.Context, r *connect.Request[covev1.Prune
 			continue
 		}
 		if !r.Msg.DryRun {
-			gone, err := s.images.collect(ctx, id)
+			gone, err := s.images.collect(ctx, id, false)
 			if err != nil {
 				return nil, err
 			}

@@ -92,6 +92,8 @@ type ImageLibrary interface {
 	ImportTar(ctx context.Context, r io.Reader, progress func(ImageProgress)) (sandbox.Image, error)
 	// Have says whether the content is here.
 	Have(id string) bool
+	// Get says what is known of content, without names; sandbox.ErrImageNotFound.
+	Get(id string) (sandbox.Image, error)
 	// Delete removes content. The caller knows that nothing uses it.
 	Delete(ctx context.Context, id string) error
 	// Contents lists every content id with its size.

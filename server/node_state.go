@@ -53,6 +53,9 @@ type StateNode interface {
 	// sandboxes in standby. A Snapshot under way is safe.
 	Collect(ctx context.Context, keep []string) (freed int64, err error)
 
+	// Sealed says that stored content is encrypted: no plain form of it may lie
+	// on disk longer than it is in use.
+	Sealed() bool
 	// Litter says that content became useless since the last Collect by what
 	// the node did itself: a sandbox woke from cold standby, or ended in it, or a
 	// snapshot was given up.

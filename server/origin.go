@@ -140,12 +140,15 @@ func (s *Server) useSnapshot(ctx context.Context, ref string) (snap sandbox.Snap
 	return snap, release, nil
 }
 
-// preparing is one making of a snapshot's image; id and err are set before done
-// is closed.
+// preparing is one making of a snapshot's image; img, drop and err are set
+// before done is closed.
 type preparing struct {
 	done chan struct{}
-	id   string
+	img  sandbox.Image
+	drop func() // of the image: it is held until all who waited have let go of it
 	err  error
+
+	holders int // its maker and who waits; guarded by prepareBook.mu
 }
 
 // prepareBook shares what is being prepared.
@@ -154,55 +157,72 @@ type prepareBook struct {
 	byID map[string]*preparing // by snapshot
 }
 
+func (b *prepareBook) leave(p *preparing) {
+	b.mu.Lock()
+	p.holders--
+	last := p.holders == 0
+	b.mu.Unlock()
+	if last && p.drop != nil {
+		p.drop()
+	}
+}
+
 func (b *prepareBook) init() { b.byID = map[string]*preparing{} }
 
 // prepared holds the image that sandboxes from a filesystem snapshot start
 // from, making it if it is not there: once, however many ask at the same time,
 // and to the end, whoever leaves.
 func (s *Server) prepared(ctx context.Context, snap sandbox.Snapshot) (img sandbox.Image, release func(), err error) {
-	for try := 0; ; try++ {
-		if snap.Content.Image != "" {
-			img, release, err = s.images.acquire(asServer(ctx), snap.Content.Image)
-			if err == nil || !errors.Is(err, sandbox.ErrImageNotFound) || try == 2 {
-				return img, release, err
-			}
+	if snap.Content.Image != "" {
+		img, release, err = s.images.acquire(asServer(ctx), snap.Content.Image)
+		if err == nil || !errors.Is(err, sandbox.ErrImageNotFound) {
+			return img, release, err
 		}
-		id, err := s.prepare(ctx, snap)
-		if err != nil {
-			return sandbox.Image{}, nil, err
-		}
-		snap.Content.Image = id
 	}
+	return s.prepare(ctx, snap)
 }
 
-func (s *Server) prepare(ctx context.Context, snap sandbox.Snapshot) (imageID string, err error) {
+func (s *Server) prepare(ctx context.Context, snap sandbox.Snapshot) (img sandbox.Image, release func(), err error) {
 	b := &s.prepares
 	b.mu.Lock()
 	p := b.byID[snap.ID]
 	if p == nil {
-		p = &preparing{done: make(chan struct{})}
+		p = &preparing{done: make(chan struct{}), holders: 1}
 		b.byID[snap.ID] = p
 		// Whoever waits may leave; the content stays held for as long as it takes.
 		release := s.content.use(snap.Content)
 		go func() {
 			defer release()
-			p.id, p.err = s.makeImage(snap)
+			defer b.leave(p)
+			p.img, p.drop, p.err = s.makeImage(snap)
 			b.mu.Lock()
 			delete(b.byID, snap.ID)
 			b.mu.Unlock()
 			close(p.done)
 		}()
 	}
+	p.holders++
 	b.mu.Unlock()
+	release = sync.OnceFunc(func() { b.leave(p) })
 	select {
 	case <-p.done:
-		return p.id, p.err
+		err = p.err
 	case <-ctx.Done():
-		return "", ctx.Err()
+		err = ctx.Err()
 	}
+	if err != nil {
+		release()
+		return sandbox.Image{}, nil, err
+	}
+	return p.img, release, nil
 }
 
-func (s *Server) makeImage(snap sandbox.Snapshot) (string, error) {
+// prepareTries is how often an image is made that is removed before it is held:
+// another snapshot may have had the same.
+const prepareTries = 3
+
+// makeImage makes a snapshot's image and holds it.
+func (s *Server) makeImage(snap sandbox.Snapshot) (img sandbox.Image, drop func(), err error) {
 	ctx, cancel := context.WithTimeout(asServer(context.Background()), prepareTimeout)
 	defer cancel()
 	defer context.AfterFunc(s.calls.cut, cancel)()
@@ -212,26 +232,45 @@ func (s *Server) makeImage(snap sandbox.Snapshot) (string, error) {
 	}
 	base, release, err := s.images.acquire(ctx, baseID)
 	if err != nil {
-		return "", err
+		return img, nil, err
 	}
 	defer release()
-	img, err := s.node.PrepareImage(ctx, snap, base, func(sandbox.Progress) {})
+	for try := 1; ; try++ {
+		img, drop, err = s.makeImageOnce(ctx, snap, base)
+		if try == prepareTries || !errors.Is(err, errContentGone) && !errors.Is(err, sandbox.ErrImageNotFound) {
+			break
+		}
+	}
 	if err != nil {
-		return "", err
+		return img, nil, err
 	}
-	if _, err := s.images.publish(ctx, img, ""); err != nil {
-		return "", err
+	err = s.store.SetSnapshotImage(ctx, snap.ID, img.ID)
+	gone := errors.Is(err, sandbox.ErrNotFound) // deleted meanwhile; those who wait for the image still hold it
+	if err != nil || s.node.Sealed() {
+		s.images.setLoose(map[string]bool{img.ID: true})
 	}
-	held, drop, err := s.images.acquire(ctx, img.ID)
-	if err != nil {
-		return "", err
+	if err != nil && !gone {
+		drop()
+		return img, nil, err
 	}
-	defer drop()
-	err = s.store.SetSnapshotImage(ctx, snap.ID, held.ID)
-	if errors.Is(err, sandbox.ErrNotFound) {
-		err = nil // deleted meanwhile; those who wait for the image still hold it
+	return img, drop, nil
+}
+
+func (s *Server) makeImageOnce(ctx context.Context, snap sandbox.Snapshot, base sandbox.Image) (img sandbox.Image, drop func(), err error) {
+	if img, err = s.node.PrepareImage(ctx, snap, base, func(sandbox.Progress) {}); err != nil {
+		return img, nil, err
 	}
-	return held.ID, err
+	if _, err = s.images.publish(ctx, img, ""); err == nil {
+		return s.images.acquire(ctx, img.ID)
+	}
+	if !errors.Is(err, errContentGone) {
+		// Without a record no collection would find it.
+		s.owe("remove image "+img.ID, func(ctx context.Context) error {
+			_, err := s.images.collect(ctx, img.ID, false)
+			return err
+		})
+	}
+	return img, nil, err
 }
 
 // birth is a sandbox to be made.
@@ -321,12 +360,20 @@ func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) 
 		s.ledger.bind(sb.ID, sb.Tenant, sb.Spec.Resources) // no end is recorded before creates.begin's is called
 		return sb, took, nil
 	case nodeErr == nil:
-		s.owe("kill "+sb.ID, func(ctx context.Context) error { return s.killOnNode(ctx, sb.ID, "its record could not be written") })
+		s.owe("kill "+sb.ID, func(ctx context.Context) error {
+			err := s.killOnNode(ctx, sb.ID, "its record could not be written")
+			s.images.free(sb.ImageID)
+			return err
+		})
 		return sandbox.Sandbox{}, took, storeErr
 	}
 	if !errors.Is(storeErr, sandbox.ErrConflict) {
 		// Also after a failed write: it may have happened all the same.
-		s.owe("forget "+sb.ID, func(ctx context.Context) error { return s.store.ForgetSandbox(ctx, sb.ID) })
+		s.owe("forget "+sb.ID, func(ctx context.Context) error {
+			err := s.store.ForgetSandbox(ctx, sb.ID)
+			s.images.free(sb.ImageID)
+			return err
+		})
 	}
 	return sandbox.Sandbox{}, took, nodeErr
 }

@@ -103,7 +103,7 @@ func (s *Server) reconcile(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := s.collect(ctx); err != nil {
+	if _, err := s.collect(ctx, atStart); err != nil {
 		s.log.Warn("cannot remove content that nothing refers to; it will be tried again", "err", err)
 		s.content.want()
 	}

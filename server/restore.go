@@ -66,13 +66,16 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 	}
 	var sb sandbox.Sandbox
 	update := func(ctx context.Context) (err error) {
+		was := ""
 		sb, err = s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
+			was = sb.ImageID
 			sb.Episode, sb.ImageID, sb.Lineage = max(sb.Episode, episode), o.img.ID, o.lineage
 			sb.Spec.Image = snap.Spec.Image
 			sb.Spec.Resources.Disk = diskFrom(snap, sb.Spec.Resources.Disk)
 			sb.Spec.Authority = cmp.Or(snap.Spec.Authority, sb.Spec.Authority) // as the node does
 			return nil
 		})
+		s.images.free(was)
 		return err
 	}
 	if err := update(ctx); err != nil {
@@ -82,6 +85,7 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 			s.owe("restore of "+id, func(ctx context.Context) error {
 				err := update(ctx)
 				if errors.Is(err, sandbox.ErrEnded) || errors.Is(err, sandbox.ErrNotFound) {
+					s.images.free(o.img.ID) // its end did not know of it
 					return nil
 				}
 				return err

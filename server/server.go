@@ -132,7 +132,7 @@ func New(cfg Config) (*Server, error) {
 	s.quotas.init(cfg.Store, cfg.Clock)
 	s.audit.init(cfg.Store, cfg.Clock, cfg.Logger)
 	s.keys.init(cfg.Store)
-	s.images.init(cfg.Store, cfg.Node.Images())
+	s.images.init(cfg.Store, cfg.Node.Images(), func() { s.content.wantImages() })
 	s.creates.init()
 	s.ends.init()
 	s.calls.init()

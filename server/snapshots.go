@@ -385,24 +385,14 @@ func (s snapshotService) Delete(ctx context.Context, r *connect.Request[covev1.D
 	return connect.NewResponse(&covev1.DeleteSnapshotResponse{Freed: s.collectSoon(ctx)}), nil
 }
 
-// deleteSnapshot forgets a snapshot and the image prepared of it; its content
-// goes with the next collection.
+// deleteSnapshot forgets a snapshot; its content and the image prepared of it go
+// with a collection, the image not before the last sandbox that runs from it.
 func (s *Server) deleteSnapshot(ctx context.Context, snap sandbox.Snapshot) error {
-	gone, err := s.store.DeleteSnapshot(ctx, snap.ID)
+	_, err := s.store.DeleteSnapshot(ctx, snap.ID)
 	if errors.Is(err, sandbox.ErrNotFound) {
 		_, err = s.findSnapshot(ctx, snap.ID) // with its hint
-		return err
 	}
-	if err != nil {
-		return err
-	}
-	if gone.Content.Image != "" {
-		// Sandboxes that run from it keep it; it then goes with an image prune.
-		if _, err := s.images.collect(context.WithoutCancel(ctx), gone.Content.Image); err != nil {
-			s.log.Warn("cannot remove the image of a deleted snapshot; an image prune will", "snapshot", gone.ID, "image", gone.Content.Image, "err", err)
-		}
-	}
-	return nil
+	return err
 }
 
 func (s snapshotService) Mount(ctx context.Context, r *connect.Request[covev1.MountSnapshotRequest]) (*connect.Response[covev1.MountSnapshotResponse], error) {

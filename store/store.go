@@ -103,4 +103,8 @@ type Images interface {
 	// RemoveImage wants the installation's scope. It forgets an image without names that no live sandbox and no
 	// snapshot uses; sandbox.ErrPrecondition otherwise.
 	RemoveImage(ctx context.Context, id string) error
+	// RemovePreparedImage is RemoveImage of one that could be made again: the
+	// snapshots it was prepared of do not keep it, and forget it with it. Those
+	// that are over it do.
+	RemovePreparedImage(ctx context.Context, id string) error
 }

@@ -57,7 +57,7 @@ func openState(c cli.ServeConfig, at places) (*node.StateConfig, *local.Store, e
 		return nil, nil, errors.Join(err, st.Close())
 	}
 	if keys != nil {
-		cfg.Plain, cfg.KeepPlain = at.plainInMemory(), -1
+		cfg.Plain, cfg.KeepPlain, cfg.Sealed = at.plainInMemory(), -1, true
 		var fsInfo unix.Statfs_t
 		if err := unix.Statfs("/dev/shm", &fsInfo); err != nil || fsInfo.Type != unix.TMPFS_MAGIC {
 			return nil, nil, errors.Join(sandbox.Errorf(sandbox.Precondition, "serve", "/dev/shm is not in memory: encrypted state needs it").

@@ -148,12 +148,26 @@ func (s *Store) RemoveImageName(ctx context.Context, name string) (img sandbox.I
 
 // RemoveImage implements store.Images.
 func (s *Store) RemoveImage(ctx context.Context, id string) error {
+	return s.removeImage(ctx, "remove_image", id, func(*tx) ([]sandbox.Snapshot, error) { return nil, nil })
+}
+
+// RemovePreparedImage implements store.Images.
+func (s *Store) RemovePreparedImage(ctx context.Context, id string) error {
+	return s.removeImage(ctx, "remove_prepared_image", id, func(t *tx) ([]sandbox.Snapshot, error) { return t.preparedAs(id) })
+}
+
+// removeImage does not let those snapshots keep the image that spared lists.
+func (s *Store) removeImage(ctx context.Context, op, id string, spared func(*tx) ([]sandbox.Snapshot, error)) error {
 	if err := store.ScopeOf(ctx).CheckAll(); err != nil {
 		return err
 	}
-	return s.write(ctx, "remove_image", func(t *tx) error {
+	return s.write(ctx, op, func(t *tx) error {
+		without, err := spared(t)
+		if err != nil {
+			return err
+		}
 		var names, users, snaps int
-		err := t.row(`SELECT (SELECT count(*) FROM image_names WHERE image_id = i.id),
+		err = t.row(`SELECT (SELECT count(*) FROM image_names WHERE image_id = i.id),
 			(SELECT count(*) FROM sandboxes WHERE ended = 0 AND image_id = i.id),
 			(SELECT count(*) FROM snapshot_images WHERE image_id = i.id) FROM images i WHERE i.id = ?`, []any{id}, &names, &users, &snaps)
 		switch {
@@ -165,8 +179,13 @@ func (s *Store) RemoveImage(ctx context.Context, id string) error {
 			return &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("image %s has %d names", id, names), Hint: "remove its names first"}
 		case users > 0:
 			return &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("image %s is used by %d live sandboxes", id, users), Hint: "kill them first, or wait for their end"}
-		case snaps > 0:
+		case snaps > len(without):
 			return &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("image %s is used by %d snapshots", id, snaps), Hint: "delete them or their templates first"}
+		}
+		for _, snap := range without {
+			if err := t.setSnapshotImage(snap, ""); err != nil {
+				return err
+			}
 		}
 		_, err = t.exec(`DELETE FROM images WHERE id = ?`, id)
 		return err

@@ -206,24 +206,46 @@ func (s *Store) SetSnapshotImage(ctx context.Context, id, image string) error {
 		if err != nil || snap.Content.Image == image {
 			return err
 		}
-		snap.Content.Image = image
-		record, err := encodeSnapshot(snap)
-		if err != nil {
-			return err
-		}
-		if _, err := t.exec(`UPDATE snapshots SET record = ? WHERE id = ?`, record, id); err != nil {
-			return err
-		}
-		if _, err := t.exec(`DELETE FROM snapshot_images WHERE snapshot_id = ?`, id); err != nil {
-			return err
-		}
-		for _, img := range store.ImagesOf(snap) {
-			if _, err := t.exec(`INSERT INTO snapshot_images (snapshot_id, image_id) VALUES (?, ?)`, id, img); err != nil {
-				return err
-			}
-		}
-		return nil
+		return t.setSnapshotImage(snap, image)
 	})
+}
+
+func (t *tx) setSnapshotImage(snap sandbox.Snapshot, image string) error {
+	snap.Content.Image = image
+	record, err := encodeSnapshot(snap)
+	if err != nil {
+		return err
+	}
+	if _, err := t.exec(`UPDATE snapshots SET record = ? WHERE id = ?`, record, snap.ID); err != nil {
+		return err
+	}
+	if _, err := t.exec(`DELETE FROM snapshot_images WHERE snapshot_id = ?`, snap.ID); err != nil {
+		return err
+	}
+	for _, img := range store.ImagesOf(snap) {
+		if _, err := t.exec(`INSERT INTO snapshot_images (snapshot_id, image_id) VALUES (?, ?)`, snap.ID, img); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// preparedAs lists the snapshots that an image was prepared of and that do not
+// need it otherwise.
+func (t *tx) preparedAs(image string) ([]sandbox.Snapshot, error) {
+	st, err := t.stmt(snapshotRow + ` JOIN snapshot_images x ON x.snapshot_id = s.id WHERE x.image_id = ?`)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := st.Query(image)
+	if err != nil {
+		return nil, err
+	}
+	snaps, err := scanSnapshots(rows)
+	return slices.DeleteFunc(snaps, func(snap sandbox.Snapshot) bool {
+		snap.Content.Image = ""
+		return slices.Contains(store.ImagesOf(snap), image)
+	}), err
 }
 
 // DeleteSnapshot implements store.Snapshots.

@@ -294,14 +294,23 @@ func (m *model) removeName(rt *rapid.T) {
 }
 
 func (m *model) removeImage(rt *rapid.T) {
-	id := genImage.Draw(rt, "id")
-	err := m.st.RemoveImage(m.t.Context(), id)
+	id, prepared := genImage.Draw(rt, "id"), rapid.Bool().Draw(rt, "prepared")
+	remove := m.st.RemoveImage
+	if prepared {
+		remove = m.st.RemovePreparedImage
+	}
+	err := remove(m.t.Context(), id)
 	_, ok := m.images[id]
 	used := len(m.image(id).Names) > 0
 	for _, sb := range m.sandboxes {
 		used = used || sb.State != sandbox.EndedState && sb.ImageID == id
 	}
-	for _, s := range m.snapshots {
+	var forget []string
+	for snap, s := range m.snapshots {
+		if prepared && s.Content.Image == id {
+			forget = append(forget, snap)
+			s.Content.Image = ""
+		}
 		used = used || slices.Contains(store.ImagesOf(s), id)
 	}
 	switch {
@@ -312,6 +321,11 @@ func (m *model) removeImage(rt *rapid.T) {
 	default:
 		expect(rt, "remove image", err, "", nil, nil)
 		delete(m.images, id)
+		for _, snap := range forget {
+			s := m.snapshots[snap]
+			s.Content.Image = ""
+			m.snapshots[snap] = s
+		}
 	}
 }
 

@@ -57,6 +57,10 @@ func (s scoped) RemoveImage(ctx context.Context, id string) error {
 	return s.Store.RemoveImage(all(ctx), id)
 }
 
+func (s scoped) RemovePreparedImage(ctx context.Context, id string) error {
+	return s.Store.RemovePreparedImage(all(ctx), id)
+}
+
 func (s scoped) CreateKey(ctx context.Context, k store.Key) error {
 	if k.Role == "" {
 		k.Role = sandbox.DeveloperRole

@@ -236,6 +236,52 @@ var snapshotCases = []scenario{
 		}
 	}},
 
+	{"a prepared image goes without its snapshots, not without those over it", func(t *testing.T, st store.Store) {
+		put(t, st, newImage("sha256:made", 0), "")
+		var made [2]sandbox.Snapshot
+		for i, id := range []string{"a", "b"} {
+			made[i] = newSnapshot(id, i)
+			keep(t, st, made[i])
+			if err := st.SetSnapshotImage(t.Context(), id, "sha256:made"); err != nil {
+				t.Fatal(err)
+			}
+			made[i].Content.Image = "sha256:made"
+		}
+		kept := func(what string) {
+			t.Helper()
+			fails(t, what, st.RemovePreparedImage(t.Context(), "sha256:made"), sandbox.ErrPrecondition)
+			checkImage(t, st, "sha256:made", newImage("sha256:made", 0))
+			for _, s := range made {
+				checkSnapshot(t, st, s.ID, s)
+			}
+		}
+		over := newSnapshot("c", 2)
+		over.Kind, over.Content.Base = sandbox.FilesystemSnapshot, "sha256:made"
+		keep(t, st, over)
+		kept("under a snapshot")
+		if _, err := st.DeleteSnapshot(t.Context(), "c"); err != nil {
+			t.Fatal(err)
+		}
+		put(t, st, newImage("sha256:made", 0), "name")
+		fails(t, "with a name", st.RemovePreparedImage(t.Context(), "sha256:made"), sandbox.ErrPrecondition)
+		if _, err := st.RemoveImageName(t.Context(), "name"); err != nil {
+			t.Fatal(err)
+		}
+		sb := newSandbox("s", 0)
+		sb.ImageID = "sha256:made"
+		create(t, st, sb)
+		kept("under a sandbox")
+		end(t, st, "s", 1)
+		if err := st.RemovePreparedImage(t.Context(), "sha256:made"); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range made {
+			s.Content.Image = ""
+			checkSnapshot(t, st, s.ID, s)
+		}
+		fails(t, "again", st.RemovePreparedImage(t.Context(), "sha256:made"), sandbox.ErrImageNotFound)
+	}},
+
 	{"of snapshots that take one name at once, one has it", func(t *testing.T, st store.Store) {
 		var wg sync.WaitGroup
 		for i := range 20 {

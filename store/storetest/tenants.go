@@ -73,6 +73,7 @@ func noScope(t *testing.T, st store.Store, _, _ context.Context) {
 		"ListImages":     func() error { _, err := st.ListImages(ctx); return err },
 		"RemoveName":     func() error { _, err := st.RemoveImageName(ctx, "x"); return err },
 		"RemoveImage":    func() error { return st.RemoveImage(ctx, "sha256:x") },
+		"RemovePrepared": func() error { return st.RemovePreparedImage(ctx, "sha256:x") },
 		"CreateKey":      func() error { return st.CreateKey(ctx, newKey("k", 0)) },
 		"KeyByHash":      func() error { _, err := st.KeyByHash(ctx, []byte("x")); return err },
 		"ListKeys":       func() error { _, err := st.ListKeys(ctx); return err },
