@@ -211,7 +211,7 @@ func TestPlainOfEncryptedGoes(t *testing.T) {
 
 	// Killed while they are in use, which then end while nobody looks; and with
 	// another key nothing starts from what is left.
-	if from, err = w.TryCreate(t.Context(), world.From(files.ID), ""); err != nil {
+	if _, err = w.TryCreate(t.Context(), world.From(files.ID), ""); err != nil {
 		t.Fatal(err)
 	}
 	if len(holders(t, filepath.Join(w.Dir, "images"), marker)) == 0 {

@@ -253,7 +253,7 @@ def test_a_snapshot_that_broke_is_not_taken_again(api: Api) -> None:
         Stream([{"step": "freeze"}, Fail("unavailable", "unavailable", "draining")]),
         Fail("disk_full", "resource_exhausted", "the store is full"),
     ]
-    kinds = [cove.TransportError, cove.TransportError, cove.Unavailable, cove.DiskFull]
+    kinds: list[type[cove.CoveError]] = [cove.TransportError, cove.TransportError, cove.Unavailable, cove.DiskFull]
     for taken, (answer, kind) in enumerate(zip(broken, kinds), start=1):
         api.server.on("Snapshots/Create", answer)
         with pytest.raises(kind) as raised:
