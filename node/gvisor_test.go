@@ -419,7 +419,7 @@ func TestVolumeChangesBehindASandbox(t *testing.T) {
 	if again := m.snapshot("a", sandbox.DirectorySnapshot, "/data").Content; again.Manifest == first.Manifest {
 		t.Error("a directory on a volume that has a new file counts as unchanged")
 	}
-	m.sh("a", "(exec 3</data/new; exec sleep 1000) >/dev/null 2>&1 &")
+	m.sh("a", "exec 3</data/new; sleep 1000 >/dev/null 2>&1 &")
 	if err := m.Pause(ctx, "a", true); err != nil {
 		t.Fatal(err)
 	}

@@ -58,9 +58,12 @@ func (m *mountFiles) get(manifest string, build func() (path string, err error))
 	if _, err := cas.ParseID(manifest); err != nil {
 		return "", err
 	}
+	path := m.path(manifest)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil // and stays, for the caller holds it
+	}
 	m.making.Lock()
 	defer m.making.Unlock()
-	path := m.path(manifest)
 	_, err := os.Stat(path)
 	if err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return path, err

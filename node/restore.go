@@ -98,7 +98,9 @@ func (n *Node) CreateFrom(ctx context.Context, sb sandbox.Sandbox, img sandbox.I
 	}
 	rctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
+	n.mu.Lock()
 	b.needs = slices.Clone(from.Content.Needs)
+	n.mu.Unlock()
 	var k runtime.Kernel
 	if err = n.giveTape(rctx, b.sb, from.Content.Replay); err == nil {
 		err = n.attachVolumes(rctx, b)

@@ -109,8 +109,12 @@ func (b *contentBook) inUse() (manifests []string) {
 // be a gap.
 const collectPatience = 10 * time.Second
 
-// seize waits until nothing is being made and keeps it so until release.
-func (b *contentBook) seize(ctx context.Context) (release func(), err error) {
+// errBusy is what seize says that was not to insist.
+var errBusy = errors.New("snapshots are being made all the time")
+
+// seize waits until nothing is being made and keeps it so until release. One
+// that insists has others wait once its patience ends.
+func (b *contentBook) seize(ctx context.Context, insist bool) (release func(), err error) {
 	patience := time.NewTimer(collectPatience)
 	defer patience.Stop()
 	for {
@@ -130,6 +134,9 @@ func (b *contentBook) seize(ctx context.Context) (release func(), err error) {
 		select {
 		case <-changed:
 		case <-patience.C:
+			if !insist {
+				return nil, errBusy
+			}
 			b.mu.Lock()
 			b.closing = true
 			b.mu.Unlock()
@@ -185,7 +192,10 @@ const (
 // nobody uses. A node that keeps no content has nothing to remove.
 func (s *Server) collect(ctx context.Context, what extent) (freed int64, err error) {
 	ctx = asServer(ctx)
-	release, err := s.content.seize(ctx)
+	release, err := s.content.seize(ctx, what != onlyImages)
+	if errors.Is(err, errBusy) {
+		return 0, nil // they are looked for again every half a minute
+	}
 	if err != nil {
 		return 0, err
 	}

@@ -178,23 +178,30 @@ func (b *imageBook) anyLoose() bool {
 // errContentGone says that content was pruned before it got its name.
 var errContentGone = &sandbox.Error{Class: sandbox.Conflict, Msg: "the image was pruned while it was being named", Hint: "ask again"}
 
-// publish gives content a name, unless it was pruned meanwhile.
-func (b *imageBook) publish(ctx context.Context, img sandbox.Image, name string) (sandbox.Image, error) {
+// reserve keeps content, there or not, from being removed until drop.
+func (b *imageBook) reserve(ctx context.Context, id string) error {
 	for {
 		b.mu.Lock()
-		wait := b.deleting[img.ID]
+		wait := b.deleting[id]
 		if wait == nil {
-			b.using[img.ID]++
+			b.using[id]++
 		}
 		b.mu.Unlock()
 		if wait == nil {
-			break
+			return nil
 		}
 		select {
 		case <-wait:
 		case <-ctx.Done():
-			return sandbox.Image{}, ctx.Err()
+			return ctx.Err()
 		}
+	}
+}
+
+// publish gives content a name, unless it was pruned meanwhile.
+func (b *imageBook) publish(ctx context.Context, img sandbox.Image, name string) (sandbox.Image, error) {
+	if err := b.reserve(ctx, img.ID); err != nil {
+		return sandbox.Image{}, err
 	}
 	defer b.drop(img.ID)
 	if !b.library.Have(img.ID) {

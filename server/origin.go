@@ -193,11 +193,11 @@ func (s *Server) prepare(ctx context.Context, snap sandbox.Snapshot) (img sandbo
 		release := s.content.use(snap.Content)
 		go func() {
 			defer release()
-			defer b.leave(p)
 			p.img, p.drop, p.err = s.makeImage(snap)
 			b.mu.Lock()
 			delete(b.byID, snap.ID)
 			b.mu.Unlock()
+			b.leave(p) // before those who wait, which hold it, go on
 			close(p.done)
 		}()
 	}
@@ -260,6 +260,10 @@ func (s *Server) makeImageOnce(ctx context.Context, snap sandbox.Snapshot, base 
 	if img, err = s.node.PrepareImage(ctx, snap, base, func(sandbox.Progress) {}); err != nil {
 		return img, nil, err
 	}
+	if err = s.images.reserve(ctx, img.ID); err != nil { // until acquire holds it
+		return img, nil, err
+	}
+	defer s.images.drop(img.ID)
 	if _, err = s.images.publish(ctx, img, ""); err == nil {
 		return s.images.acquire(ctx, img.ID)
 	}

@@ -134,13 +134,14 @@ func (l *ledger) bind(id, tenant string, res sandbox.Resources) {
 	l.held[id] = holding{tenant, res}
 }
 
-// resize has a sandbox hold another size of disk, if its tenant may.
-func (l *ledger) resize(id string, q sandbox.Quota, volumes, disk int64) (back func(), err error) {
+// resize has a sandbox hold another size of disk, if its tenant may: more at
+// once, less when settle says that it has come to it.
+func (l *ledger) resize(id string, q sandbox.Quota, volumes, disk int64) (settle func(done bool), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h, ok := l.held[id]
 	if !ok {
-		return func() {}, nil // it has ended
+		return func(bool) {}, nil // it has ended
 	}
 	used := l.used[h.tenant]
 	used.Disk += volumes
@@ -148,11 +149,16 @@ func (l *ledger) resize(id string, q sandbox.Quota, volumes, disk int64) (back f
 	if err := quota.Disk(q, used, disk-was); err != nil {
 		return nil, err
 	}
-	l.diskLocked(id, disk)
-	return func() {
+	l.diskLocked(id, max(was, disk))
+	return func(done bool) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.diskLocked(id, was)
+		switch {
+		case done:
+			l.diskLocked(id, disk)
+		case l.held[id].res.Disk == max(was, disk): // nobody else has changed it
+			l.diskLocked(id, was)
+		}
 	}, nil
 }
 
@@ -254,10 +260,10 @@ func (s *Server) bounds(ctx context.Context, tenant string) (q sandbox.Quota, vo
 	return q, volumes, err
 }
 
-// resizeDisk reserves another size of disk for a sandbox; back undoes it.
-func (s *Server) resizeDisk(ctx context.Context, sb sandbox.Sandbox, disk int64) (back func(), err error) {
+// resizeDisk reserves another size of disk for a sandbox. See ledger.resize.
+func (s *Server) resizeDisk(ctx context.Context, sb sandbox.Sandbox, disk int64) (settle func(done bool), err error) {
 	if disk == sb.Spec.Resources.Disk {
-		return func() {}, nil
+		return func(bool) {}, nil
 	}
 	q, volumes, err := s.bounds(ctx, sb.Tenant)
 	if err != nil {

@@ -139,7 +139,10 @@ func (s *Server) keep(ctx context.Context, rec, on sandbox.Sandbox) error {
 			return nil
 		})
 		if err == nil && otherDisk {
-			_, err = s.ledger.resize(rec.ID, sandbox.Quota{}, 0, on.Spec.Resources.Disk)
+			var settle func(bool)
+			if settle, err = s.ledger.resize(rec.ID, sandbox.Quota{}, 0, on.Spec.Resources.Disk); err == nil {
+				settle(true)
+			}
 		}
 		if err != nil {
 			return err

@@ -51,14 +51,14 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
 
-	back, err := s.resizeDisk(ctx, now, diskFrom(snap, now.Spec.Resources.Disk))
+	settle, err := s.resizeDisk(ctx, now, diskFrom(snap, now.Spec.Resources.Disk))
 	if err != nil {
 		return nil, err
 	}
 	s.ends.noteReset(id)
 	episode, took, err := s.node.Restore(ctx, id, o.img, snap)
+	settle(err == nil)
 	if err != nil {
-		back()
 		if errors.Is(err, sandbox.ErrNoSandbox) || errors.Is(err, sandbox.ErrEnded) {
 			s.ends.forgetResets(id)
 		}

@@ -53,7 +53,11 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 		return cp, sandbox.InvalidField("dir", "%s must be an empty directory (%d entries, %v)", dir, len(ents), err)
 	}
 	if err := k.keep(); err != nil {
-		return cp, asKeepError(op, err)
+		return cp, k.asKeepError(op, err)
+	}
+	volumes, err := k.volumesOf(container)
+	if err != nil {
+		return cp, sandbox.WithOp(op, err)
 	}
 	var imageID string
 	if image != "" {
@@ -68,15 +72,16 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	defer k.withoutSpare()()
 
 	// Resume always: without it gVisor kills the kernel even if it could not
-	// save it. To stop, it is paused first and killed after.
+	// save it. To stop, it is paused first and killed after. With volumes too: what
+	// it holds of them must be what it holds when it is saved.
 	switch {
 	case paused:
-	case opt.Stop:
+	case opt.Stop || len(volumes) > 0:
 		if err := k.Pause(ctx); err != nil {
 			return cp, sandbox.WithOp(op, err)
 		}
 		defer func() {
-			if err != nil {
+			if err != nil || !opt.Stop {
 				err = errors.Join(err, k.Resume(context.WithoutCancel(ctx)))
 			}
 		}()
@@ -89,7 +94,7 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	if err := k.guest.Park(ctx); err != nil {
 		return cp, k.explain(op, err)
 	}
-	held, err := k.held(container)
+	held, err := k.held(container, volumes)
 	if err != nil { // its volumes give I/O errors; all else can be saved
 		k.d.log.Warn("a checkpoint does not know which files of volumes it needs", "kernel", k.id, "err", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -119,11 +120,11 @@ type heldFile struct {
 
 // held lists what a container holds of its volumes: the gofer has a descriptor
 // for each, and runs on while the kernel stands still. What was removed by its
-// last name is not listed: gVisor saves such a file whole.
-func (k *Kernel) held(cid string) (files []heldFile, err error) {
-	targets, err := k.volumesOf(cid)
-	if err != nil || len(targets) == 0 {
-		return nil, err
+// last name is not listed: gVisor saves such a file whole. Nor is a name that is
+// no text, or more than maxHeld: then the restore itself fails, and says less.
+func (k *Kernel) held(cid string, targets []string) (files []heldFile, err error) {
+	if len(targets) == 0 {
+		return nil, nil
 	}
 	dir := fmt.Sprintf("/proc/%d/fd", k.goferOf(cid))
 	ents, err := os.ReadDir(dir)
@@ -136,7 +137,7 @@ func (k *Kernel) held(cid string) (files []heldFile, err error) {
 			continue // closed since, or removed
 		}
 		for i, target := range targets {
-			if rel, ok := strings.CutPrefix(name, goferVolume(i)+"/"); ok {
+			if rel, ok := strings.CutPrefix(name, goferVolume(i)+"/"); ok && utf8.ValidString(rel) && len(files) < maxHeld {
 				files = append(files, heldFile{target, rel})
 			}
 		}
@@ -146,6 +147,10 @@ func (k *Kernel) held(cid string) (files []heldFile, err error) {
 	})
 	return slices.Compact(files), nil
 }
+
+// maxHeld files are noted: code inside opens as many as it likes, and a name may
+// have 4 KiB.
+const maxHeld = 500
 
 // goferVolume is where the gofer has its i-th volume.
 func goferVolume(i int) string { return "/root" + goferMount(i) }

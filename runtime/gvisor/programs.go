@@ -117,23 +117,26 @@ func (d *Driver) BlankOf(ctx context.Context, id, of string) (runtime.Blank, err
 // started from may have been replaced since.
 func (k *Kernel) keep() error {
 	d, p := k.d, k.programs
-	d.keeping.Lock()
-	defer d.keeping.Unlock()
-	if d.kept[p] {
+	from := fmt.Sprintf("/proc/%d/exe", k.saved.PID)
+	if b, err := versionOf(from); err != nil {
+		return fmt.Errorf("keeping runsc: %w", err)
+	} else if b.gvisor != p.gvisor || b.form != p.form {
+		return sandbox.Errorf(sandbox.Precondition, "", "kernel %s runs gVisor %q (form %d), not the %q (form %d) this node was started with", k.id, b.gvisor, b.form, p.gvisor, p.form).
+			WithHint("runsc was replaced under a running server: start it again")
+	}
+	d.keeping.RLock()
+	kept := d.kept[p]
+	d.keeping.RUnlock()
+	if kept {
 		return nil
 	}
+	d.keeping.Lock()
+	defer d.keeping.Unlock()
 	if err := syncFile(p.guestfs); err != nil {
 		return fmt.Errorf("keeping the guest: %w", err)
 	}
 	to := d.keptRunsc(p.gvisor, p.form)
 	if !isFile(to) {
-		from := fmt.Sprintf("/proc/%d/exe", k.saved.PID)
-		if b, err := versionOf(from); err != nil {
-			return fmt.Errorf("keeping runsc: %w", err)
-		} else if b.gvisor != p.gvisor || b.form != p.form {
-			return sandbox.Errorf(sandbox.Precondition, "", "kernel %s runs gVisor %q (form %d), not the %q (form %d) this node was started with", k.id, b.gvisor, b.form, p.gvisor, p.form).
-				WithHint("runsc was replaced under a running server: start it again")
-		}
 		if err := copyProgram(from, to); err != nil {
 			return fmt.Errorf("keeping runsc: %w", err)
 		}
@@ -281,9 +284,11 @@ func setRunsc(path string) {
 }
 
 // asKeepError is the error of a checkpoint whose programs could not be kept.
-func asKeepError(op string, err error) error {
+func (k *Kernel) asKeepError(op string, err error) error {
 	var e *sandbox.Error
 	switch {
+	case processStart(k.saved.PID) != k.saved.StartTime: // and its program with it
+		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
 	case errors.As(err, &e):
 		return sandbox.WithOp(op, e)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
