@@ -144,7 +144,7 @@ func (a *app) address() string {
 }
 
 // probeWithin bounds what is asked to explain an error.
-const probeWithin = 2 * time.Second
+const probeWithin = 5 * time.Second
 
 // nobodyListens asks once more, at the level below: the API's error says only
 // that the call could not be made, not why.

@@ -314,7 +314,7 @@ func (a *app) healthCmd() *cobra.Command {
 }
 
 func healthy(ctx context.Context, tr *http.Transport, url string) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, probeWithin)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/healthz", nil)
 	if err != nil {

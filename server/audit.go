@@ -97,7 +97,7 @@ func (a *auditor) note(ctx context.Context, op string, things []string, err erro
 // firstLocked says whether an entry says anything new.
 func (a *auditor) firstLocked(e sandbox.AuditEntry) bool {
 	things := slices.Sorted(slices.Values(e.Things)) // a message's fields come in any order
-	what := strings.Join(append(things, e.Op, e.Key, e.Outcome), " ")
+	what := strings.Join(append(things, e.Op, e.Key, e.Remote, e.Outcome), " ")
 	if _, seen := a.once[what]; seen {
 		return false
 	}

@@ -54,6 +54,7 @@ func (l *flowLog) begin(f policy.Flow, v policy.Verdict) *flow {
 // deny ends a flow that was allowed before its client spoke.
 func (l *flowLog) deny(f *flow, v policy.Verdict) {
 	f.cut(v)
+	l.allowed.Add(-1)
 	l.denied.Add(1)
 }
 

@@ -45,6 +45,7 @@ func connect(t *testing.T, x *egresstest.Attacker, address string) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(time.Minute))
 	b := make([]byte, 1)
 	for b[0] != '\n' {
 		if _, err := io.ReadFull(c, b); err != nil {
@@ -215,7 +216,7 @@ func TestHTTPCountsOnce(t *testing.T) {
 	r, in := io.Pipe()
 	defer in.Close()
 	var res *http.Response
-	for deadline := time.Now().Add(10 * time.Second); res == nil; { // until those that were closed are gone
+	for deadline := time.Now().Add(time.Minute); res == nil; time.Sleep(5 * time.Millisecond) { // until those that were closed are gone
 		req, err := http.NewRequest("POST", "https://good.test"+apiPort+"/stream", io.MultiReader(strings.NewReader("0\n"), r))
 		if err != nil {
 			t.Fatal(err)
@@ -353,6 +354,7 @@ func TestALateRequestIsNotTakenForTheNameLookedUp(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer slow.Close()
+			slow.SetDeadline(time.Now().Add(time.Minute)) // it is refused after ten seconds, with load later
 			io.WriteString(slow, "GET")
 			for _, text := range []string{request, "GET / HTTP/1.1\r\nHost: good.test\r\n\r\n"} {
 				s := connect(t, x, egresstest.Good+":22")

@@ -45,7 +45,7 @@ func sniff(r *bufio.Reader) sniffed {
 	if err != nil {
 		return sniffed{}
 	}
-	if first[0] == 0x16 {
+	if head, _ := r.Peek(min(2, r.Buffered())); first[0] == 0x16 && (len(head) < 2 || head[1] == 3) {
 		hello, ok := clientHello(r)
 		if !ok {
 			return sniffed{kind: isTLS}

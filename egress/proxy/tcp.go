@@ -212,7 +212,10 @@ func (b *Box) through(p *passage, c *net.TCPConn, r *bufio.Reader, f policy.Flow
 	wg.Go(func() {
 		if late != nil {
 			if _, err := r.Peek(1); err == nil {
-				if why := late(sniff(r)); why != "" {
+				c.SetReadDeadline(time.Now().Add(sniffTime))
+				s := sniff(r)
+				c.SetReadDeadline(time.Time{})
+				if why := late(s); why != "" {
 					b.flows.deny(p.entry, policy.Verdict{Rule: -1, Reason: why})
 					reset(c)
 					reset(up)

@@ -220,8 +220,8 @@ const (
 
 // block goes on to a place that is not far.
 func (s *search) block(data []byte, to int, hit func(end, pair int)) {
-	if s.places == nil {
-		s.places = make([]uint32, block+1)
+	if len(s.places) < to-s.at+1 { // mostly a header's value, which is short
+		s.places = make([]uint32, to-s.at+1)
 	}
 	places := s.places[:to-s.at+1]
 	places[0] = s.place
@@ -388,6 +388,7 @@ func (a *automaton) begins(data []byte, low, end int, text []byte) int {
 	left[end%window] = []int{len(text)}
 	begin, last := low, end
 	var toks []token
+	known := make([]bool, len(text)+1) // of what is in here
 	for at := end - 1; at >= low && last-at <= maxEscape; at-- {
 		here := left[at%window][:0]
 		toks = append(toks[:0], byteToken(1, data[at]))
@@ -400,7 +401,8 @@ func (a *automaton) begins(data []byte, low, end int, text []byte) int {
 			}
 			means := binary.LittleEndian.AppendUint32(nil, t.text)[:t.n]
 			for _, n := range left[(at+t.size)%window] {
-				if before, ok := bytes.CutSuffix(text[:n], means); ok && !slices.Contains(here, len(before)) {
+				if before, ok := bytes.CutSuffix(text[:n], means); ok && !known[len(before)] {
+					known[len(before)] = true
 					here = append(here, len(before))
 				}
 			}
@@ -408,8 +410,11 @@ func (a *automaton) begins(data []byte, low, end int, text []byte) int {
 		if left[at%window] = here; len(here) > 0 {
 			last = at
 		}
-		if slices.Contains(here, 0) {
+		if known[0] {
 			begin = at
+		}
+		for _, n := range here {
+			known[n] = false
 		}
 	}
 	return begin

@@ -57,11 +57,6 @@ type replacer struct {
 // hit is where a text is in data.
 type hit struct{ from, to, pair int }
 
-// holdFrom is how much of a placeholder must have come for it to be held back: a
-// request of which the last byte is, by chance, the first of a placeholder must
-// not wait for a byte that comes only after an answer.
-const holdFrom = 4
-
 // feed returns what is known of the stream after more of it. end says that
 // nothing follows.
 func (r *replacer) feed(out, in []byte, end bool) []byte {
@@ -94,9 +89,6 @@ func (r *replacer) keep() (from, known int) {
 		return from, from
 	}
 	from = n - r.search.a.depth(r.search.place)
-	if n-from < holdFrom {
-		return from, n
-	}
 	return from, from
 }
 
@@ -173,11 +165,17 @@ func (r *replacer) forget(n int) {
 // (a round trip), or by not reading. 50 ms were less than some round trips.
 const quiet = 3 * time.Second
 
+// quietRequest is that of a request of which nobody knows how much comes. What is
+// held back there is the beginning of a placeholder, or by chance looks so, and
+// its sender may wait for an answer before it goes on.
+const quietRequest = 50 * time.Millisecond
+
 // body is a reader with texts replaced.
 type body struct {
 	io.ReadCloser
 	r     replacer
-	live  bool   // what is held back is let go after a while
+	live  bool   // what is held back is let go after quiet
+	quiet time.Duration
 	atEnd func() // once, when all was read; may be nil
 
 	in   []byte
@@ -240,7 +238,7 @@ func (b *body) more() (n int, err error, more bool) {
 	}
 	var over <-chan time.Time
 	if waits {
-		t := time.NewTimer(quiet)
+		t := time.NewTimer(b.quiet)
 		defer t.Stop()
 		over = t.C
 	}

@@ -58,12 +58,16 @@ func (t *trip) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := putHeaders(out.Header, use); err != nil {
 		return nil, err
 	}
-	putURL(out.URL, use)
+	if err := putURL(out.URL, use); err != nil {
+		return nil, err
+	}
 	if err := putBody(out, use); err != nil {
 		return nil, err
 	}
 	out.Header.Set("Accept-Encoding", "identity")
-	out.Header.Del("Sec-Websocket-Extensions") // compression
+	for _, h := range []string{"Sec-Websocket-Extensions", "Grpc-Accept-Encoding", "Connect-Accept-Encoding"} {
+		out.Header.Del(h) // compression
+	}
 	// Of a part of an answer nobody knows whether it is part of a value.
 	out.Header.Del("Range")
 	out.Header.Del("If-Range")
@@ -93,18 +97,30 @@ func putHeaders(h http.Header, use []*bound) error {
 	for name, values := range h {
 		for i, v := range values {
 			for _, b := range use {
-				if b.is.Header == "" {
-					v = strings.ReplaceAll(v, b.is.Placeholder, b.value)
-					v = putBasic(v, b)
+				if b.is.Header != "" {
+					continue
 				}
+				// Before it is made: a value may hold another's placeholder.
+				if size+grown(v, b) > maxHeaders {
+					return errTooLong
+				}
+				v = strings.ReplaceAll(v, b.is.Placeholder, b.value)
+				v = putBasic(v, b)
 			}
 			values[i] = v
 			if size += len(name) + len(v); size > maxHeaders {
-				return sandbox.Errorf(sandbox.Denied, "egress.secret", "with its secrets in place the headers of this request are longer than %d bytes", maxHeaders)
+				return errTooLong
 			}
 		}
 	}
 	return nil
+}
+
+var errTooLong = sandbox.Errorf(sandbox.Denied, "egress.secret", "with its secrets in place the head of this request is longer than %d bytes", maxHeaders)
+
+// grown is how long a text is with a value in place, escaped at worst.
+func grown(s string, b *bound) int {
+	return len(s) + strings.Count(s, b.is.Placeholder)*3*len(b.value)
 }
 
 // putBasic puts a value into "Basic base64(user:placeholder)".
@@ -114,16 +130,19 @@ func putBasic(v string, b *bound) string {
 		return v
 	}
 	plain, err := base64.StdEncoding.DecodeString(strings.TrimSpace(cred))
-	if err != nil || !bytes.Contains(plain, []byte(b.is.Placeholder)) {
+	if err != nil || !bytes.Contains(plain, []byte(b.is.Placeholder)) || grown(string(plain), b) > maxHeaders {
 		return v
 	}
 	return kind + " " + base64.StdEncoding.EncodeToString(bytes.ReplaceAll(plain, []byte(b.is.Placeholder), []byte(b.value)))
 }
 
-func putURL(u *url.URL, use []*bound) {
+func putURL(u *url.URL, use []*bound) error {
 	for _, b := range use {
 		if !b.is.URL {
 			continue
+		}
+		if grown(u.RawQuery, b)+grown(u.EscapedPath(), b) > maxHeaders {
+			return errTooLong
 		}
 		u.RawQuery = strings.ReplaceAll(u.RawQuery, b.is.Placeholder, url.QueryEscape(b.value))
 		if escaped := u.EscapedPath(); strings.Contains(escaped, b.is.Placeholder) {
@@ -131,6 +150,7 @@ func putURL(u *url.URL, use []*bound) {
 			u.Path = strings.ReplaceAll(u.Path, b.is.Placeholder, b.value)
 		}
 	}
+	return nil
 }
 
 func putBody(r *http.Request, use []*bound) error {
@@ -144,22 +164,20 @@ func putBody(r *http.Request, use []*bound) error {
 		return nil
 	}
 	r.GetBody = nil
-	length := int64(-1)
+	r.Header.Del("Content-Length")
+	places := replacer{search: search{a: newAutomaton(put, false)}}
 	if n := r.ContentLength; n >= 0 && n <= buffered {
 		b, err := io.ReadAll(r.Body)
 		r.Body.Close()
 		if err != nil {
 			return sandbox.Errorf(sandbox.Canceled, "egress.secret", "the body of the request: %w", err)
 		}
-		length = int64(len(b))
-		for _, p := range put {
-			length += int64(bytes.Count(b, p.from) * (len(p.to) - len(p.from)))
-		}
-		r.Body = io.NopCloser(bytes.NewReader(b))
+		b = places.feed(nil, b, true)
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+		return nil
 	}
-	r.ContentLength = length
-	r.Header.Del("Content-Length")
-	r.Body = &body{ReadCloser: r.Body, r: replacer{search: search{a: newAutomaton(put, false)}}}
+	// Who says how much comes sends it all, whatever the answer.
+	r.Body, r.ContentLength = &body{ReadCloser: r.Body, r: places, live: r.ContentLength < 0, quiet: quietRequest}, -1
 	return nil
 }
 
@@ -176,13 +194,18 @@ func takeOut(res *http.Response, hide hiding) error {
 		if !ok {
 			return sandbox.Errorf(sandbox.Internal, "egress.secret", "an upgraded connection that cannot be written to")
 		}
-		masked := &body{ReadCloser: rw, r: hide.replacer(), live: true}
+		masked := &body{ReadCloser: rw, r: hide.replacer(), live: true, quiet: quiet}
 		masked.r.mask, masked.r.messages = true, messagesOf(res)
 		res.Body = upgraded{rw, masked}
 		return nil
 	}
 	if res.Body == nil || res.Body == http.NoBody || res.Request.Method == http.MethodHead {
 		return nil
+	}
+	for _, h := range []string{"Grpc-Encoding", "Connect-Content-Encoding"} { // of messages
+		if coding := res.Header.Get(h); coding != "" && coding != "identity" {
+			return unreadable(coding)
+		}
 	}
 	trailer := func() { hideHeader(hide, res.Trailer) }
 	// Nobody waits for what is held back of a length that is known: they wait for
@@ -220,9 +243,7 @@ func takeOut(res *http.Response, hide hiding) error {
 	}
 	res.ContentLength = -1
 	res.Header.Del("Content-Length")
-	b := &body{ReadCloser: res.Body, r: hide.replacer(), live: live, atEnd: trailer}
-	b.r.messages = messagesOf(res)
-	res.Body = b
+	res.Body = &body{ReadCloser: res.Body, r: hide.replacer(), live: live, quiet: quiet, atEnd: trailer}
 	return nil
 }
 
