@@ -174,7 +174,7 @@ const quietRequest = 50 * time.Millisecond
 type body struct {
 	io.ReadCloser
 	r     replacer
-	live  bool   // what is held back is let go after quiet
+	live  bool // what is held back is let go after quiet
 	quiet time.Duration
 	atEnd func() // once, when all was read; may be nil
 
