@@ -94,14 +94,6 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	if err := k.guest.Park(ctx); err != nil {
 		return cp, k.explain(op, err)
 	}
-	held, err := k.held(container, volumes)
-	if err != nil { // its volumes give I/O errors; all else can be saved
-		k.d.log.Warn("a checkpoint does not know which files of volumes it needs", "kernel", k.id, "err", err)
-	}
-	data, err := json.Marshal(checkpointed{Secret: k.saved.Secret, InitPID: init, Image: imageID, Mounts: k.mounts(container), Held: held})
-	if err != nil {
-		return cp, sandbox.Errorf(sandbox.Internal, op, "%w", err)
-	}
 	defer k.unlimited()()
 	var files []string
 	for try := 1; ; try++ {
@@ -112,10 +104,22 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 		// The sentry cannot save what forwards a connection, nor beside the
 		// file system of a container that was, and lets go of either a moment
 		// after we did: on a machine with 17 waiting, 50 ms were not enough.
-		if try >= saves || sandbox.ClassOf(err) != sandbox.Unavailable || isClosed(k.done) {
+		if try >= saves*breaths || sandbox.ClassOf(err) != sandbox.Unavailable || isClosed(k.done) {
 			return cp, err
 		}
-		time.Sleep(time.Duration(try) * 10 * time.Millisecond)
+		if try%saves != 0 {
+			time.Sleep(time.Duration(try%saves) * 10 * time.Millisecond)
+		} else if berr := k.breathe(); berr != nil {
+			return cp, errors.Join(err, k.explain(op, berr))
+		}
+	}
+	held, err := k.held(container, volumes)
+	if err != nil { // its volumes give I/O errors; all else can be saved
+		k.d.log.Warn("a checkpoint does not know which files of volumes it needs", "kernel", k.id, "err", err)
+	}
+	data, err := json.Marshal(checkpointed{Secret: k.saved.Secret, InitPID: init, Image: imageID, Mounts: k.mounts(container), Held: held})
+	if err != nil {
+		return cp, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
 	if opt.Stop {
 		k.finish(sandbox.KilledByUser, "stopped with a checkpoint")
@@ -126,8 +130,33 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	return runtime.Checkpoint{Version: checkpointVersion, Driver: driverName, Build: k.build().String(), Files: files, Data: data}, nil
 }
 
-// saves is how often a checkpoint is tried, within half a second.
-const saves = 10
+// saves is how often a checkpoint is tried, within half a second, and breaths how
+// often that.
+const saves, breaths = 10, 3
+
+// breath is how long a paused kernel runs that could not be saved.
+const breath = 100 * time.Millisecond
+
+// breathe lets a paused kernel run for a moment. What it must let go of to be
+// saved its tasks may hold, on their way out, and standing still they do not
+// come to it: seen once in some thousand cold pauses right after a reset, for
+// the half second in which it was tried. Requests and deadlines stay held.
+func (k *Kernel) breathe() error {
+	if !k.Paused() {
+		return nil
+	}
+	if err := os.Rename(k.pauseFile(), k.unsettledFile()); err != nil {
+		return err
+	}
+	if err := k.sb.Resume(k.id); err != nil {
+		return err
+	}
+	time.Sleep(breath)
+	if err := k.sb.Pause(k.id); err != nil {
+		return err
+	}
+	return k.markPause(true)
+}
 
 // save is one try.
 func (k *Kernel) save(ctx context.Context, dir string) ([]string, error) {
