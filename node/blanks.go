@@ -47,13 +47,22 @@ func newBlanks(n *Node, want int) *blanks {
 	return &blanks{n: n, make: maker, base: want, want: want, wake: make(chan struct{}, 1)}
 }
 
+// keeperOf is who makes a blank of a build that those of the pool are not; nil
+// where they are.
+func (b *blanks) keeperOf(build string) runtime.BuildKeeper {
+	if keeper, ok := b.make.(runtime.BuildKeeper); ok && !keeper.Fits(build) {
+		return keeper
+	}
+	return nil
+}
+
 // get returns a blank kernel for a checkpoint of a build, made now if none is
 // ready.
 func (b *blanks) get(ctx context.Context, build string) (runtime.Blank, error) {
 	if b.make == nil {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "", "runtime %s cannot restore memory", b.n.cfg.Driver.Name()).WithReason(sandbox.RestoreRefused)
 	}
-	if keeper, ok := b.make.(runtime.BuildKeeper); ok && !keeper.Fits(build) {
+	if keeper := b.keeperOf(build); keeper != nil {
 		return b.one(ctx, func(ctx context.Context, id string) (runtime.Blank, error) { return keeper.BlankOf(ctx, id, build) })
 	}
 	k := b.take()
@@ -72,7 +81,7 @@ func (b *blanks) get(ctx context.Context, build string) (runtime.Blank, error) {
 // giveBack returns a blank that get gave for a build and that was not used after
 // all.
 func (b *blanks) giveBack(k runtime.Blank, build string) {
-	if keeper, ok := b.make.(runtime.BuildKeeper); ok && !keeper.Fits(build) {
+	if b.keeperOf(build) != nil {
 		b.discard(k) // no use for anything else
 		return
 	}

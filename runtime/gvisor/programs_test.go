@@ -1,7 +1,6 @@
 package gvisor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cove-sandbox/cove/image/imagetest"
 	"github.com/cove-sandbox/cove/internal/testbin"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -21,11 +19,6 @@ import (
 // it had, is saved again, and survives the next restart; the programs go when
 // nothing needs them.
 func TestEarlierProgramsGoOn(t *testing.T) {
-	lib, img := imagetest.Base(t)
-	path, err := lib.Path(img.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "cove-programs-") // t.TempDir is closed to a sentry's user
@@ -44,21 +37,12 @@ func TestEarlierProgramsGoOn(t *testing.T) {
 		}
 		return d
 	}
-	c := runtime.Container{Rootfs: runtime.Rootfs{Path: path, User: "root"},
+	c := runtime.Container{Rootfs: runtime.Rootfs{Path: baseImage(t), User: "root"},
 		Resources: sandbox.Resources{MilliCPU: 1000, MemoryLimit: 256 << 20, Disk: 64 << 20, Pids: 100}}
-	execs := 0
 	expect := func(k runtime.Kernel, script, want string) {
 		t.Helper()
-		var out bytes.Buffer
-		execs++
-		err := k.Guest().Start(ctx, sandbox.ProcessSpec{ExecID: fmt.Sprint(execs), Command: script}, 0, func(e sandbox.ProcessEvent) error {
-			if e.Output != nil {
-				out.Write(e.Output.Data)
-			}
-			return nil
-		})
-		if err != nil || out.String() != want {
-			t.Errorf("%s: %q %v, want %q", script, out.String(), err, want)
+		if out, code := run(t, k.(*Kernel), script); out != want || code != 0 {
+			t.Errorf("%s: %q, exit code %d, want %q", script, out, code, want)
 		}
 	}
 	defer func() { // what a failed test left
@@ -147,10 +131,10 @@ func TestEarlierProgramsGoOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expect(adopted, "cat /dev/shm/note", "running\n")
+	expect(adopted, "cat /dev/shm/note", "running")
 	runningAt, running := checkpoint(adopted)
 	child := restore(d, "child", at, cp)
-	expect(child, "cat /dev/shm/note; echo again > /dev/shm/note", "saved\n")
+	expect(child, "cat /dev/shm/note; echo again > /dev/shm/note", "saved")
 	childAt, again := checkpoint(child)
 	if again.Build != cp.Build {
 		t.Errorf("a checkpoint of earlier programs is of %s, want %s", again.Build, cp.Build)
@@ -158,7 +142,7 @@ func TestEarlierProgramsGoOn(t *testing.T) {
 	if err := child.Reset(ctx, c); err != nil {
 		t.Fatal(err)
 	}
-	expect(child, "cat /dev/shm/note 2>/dev/null; echo pristine", "pristine\n")
+	expect(child, "cat /dev/shm/note 2>/dev/null; echo pristine", "pristine")
 	destroy(adopted)
 	childHandle := child.Handle()
 	fresh, err := d.Boot(ctx, "fresh")
@@ -200,7 +184,7 @@ func TestEarlierProgramsGoOn(t *testing.T) {
 		at   string
 		cp   runtime.Checkpoint
 		want string
-	}{{runningAt, running, "running\n"}, {childAt, again, "again\n"}} {
+	}{{runningAt, running, "running"}, {childAt, again, "again"}} {
 		k := restore(d, fmt.Sprintf("later%d", i), s.at, s.cp)
 		expect(k, "cat /dev/shm/note", s.want)
 		destroy(k)

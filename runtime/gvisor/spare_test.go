@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cove-sandbox/cove/image/imagetest"
 	"github.com/cove-sandbox/cove/internal/testbin"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -16,11 +15,6 @@ import (
 // A kernel that was reset has its next container ready; it is used when it
 // fits, thrown away when not, found again after a restart, and always pristine.
 func TestSpare(t *testing.T) {
-	lib, img := imagetest.Base(t)
-	path, err := lib.Path(img.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	d, err := Open(ctx, Config{Dir: t.TempDir(), RunscPath: testbin.Runsc(t), GuestPath: testbin.Guest(t)})
@@ -38,7 +32,7 @@ func TestSpare(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	c := runtime.Container{Rootfs: runtime.Rootfs{Path: path, User: "root"},
+	c := runtime.Container{Rootfs: runtime.Rootfs{Path: baseImage(t), User: "root"},
 		Resources: sandbox.Resources{MilliCPU: 1000, MemoryLimit: 256 << 20, Disk: 64 << 20, Pids: 100}}
 	execs := 0
 	expect := func(script, want string) {

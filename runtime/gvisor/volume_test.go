@@ -20,14 +20,6 @@ import (
 
 func volumeKernel(t *testing.T, vols ...runtime.Volume) (*Kernel, runtime.Container) {
 	t.Helper()
-	path := os.Getenv("COVE_TEST_EROFS")
-	if path == "" {
-		lib, img := imagetest.Base(t)
-		var err error
-		if path, err = lib.Path(img.ID); err != nil {
-			t.Fatal(err)
-		}
-	}
 	d, err := Open(t.Context(), Config{Dir: t.TempDir(), RunscPath: testbin.Runsc(t), GuestPath: testbin.Guest(t)})
 	if err != nil {
 		t.Fatal(err)
@@ -42,12 +34,26 @@ func volumeKernel(t *testing.T, vols ...runtime.Volume) (*Kernel, runtime.Contai
 			t.Error(err)
 		}
 	})
-	c := runtime.Container{Rootfs: runtime.Rootfs{Path: path, Env: []string{"PATH=/usr/bin:/bin"}, User: "root"}, Volumes: vols,
+	c := runtime.Container{Rootfs: runtime.Rootfs{Path: baseImage(t), Env: []string{"PATH=/usr/bin:/bin"}, User: "root"}, Volumes: vols,
 		Resources: sandbox.Resources{MilliCPU: 2000, Memory: 256 << 20, MemoryLimit: 512 << 20, Disk: 1 << 30, Pids: 512}}
 	if err := k.Attach(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	return k.(*Kernel), c
+}
+
+// baseImage is the file of the base image, or the one that COVE_TEST_EROFS names.
+func baseImage(t testing.TB) string {
+	t.Helper()
+	if path := os.Getenv("COVE_TEST_EROFS"); path != "" {
+		return path
+	}
+	lib, img := imagetest.Base(t)
+	path, err := lib.Path(img.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 var execs int
