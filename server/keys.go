@@ -44,34 +44,70 @@ func (s keyService) Create(ctx context.Context, r *connect.Request[covev1.Create
 			k.Role = sandbox.AdminRole // the first key of a tenant is mostly its admin's
 		}
 	}
-	if !me.Role.AtLeast(k.Role) {
-		return nil, &sandbox.Error{Class: sandbox.Denied, Field: "role", Msg: "a key with the role " + string(me.Role) + " makes none with the role " + string(k.Role)}
-	}
-	if k.Role == sandbox.RootRole && k.Tenant != sandbox.DefaultTenant {
-		return nil, sandbox.InvalidField("role", "an installation's admin is of the default tenant")
-	}
-	if len(me.Scopes) > 0 {
-		if len(k.Scopes) == 0 {
-			k.Scopes = me.Scopes
-		}
-		for _, sc := range k.Scopes {
-			if !covers(me.Scopes, sc) {
-				return nil, &sandbox.Error{Class: sandbox.Denied, Field: "scopes", Msg: "'" + sc + "' is outside the scopes of the key that asks"}
-			}
-		}
+	if len(k.Scopes) == 0 {
+		k.Scopes = me.Scopes
 	}
 	if expires > 0 {
 		k.ExpiresAt = s.cfg.Clock().UTC().Add(expires)
 	}
-	if !me.ExpiresAt.IsZero() && (k.ExpiresAt.IsZero() || k.ExpiresAt.After(me.ExpiresAt)) {
-		return nil, &sandbox.Error{Class: sandbox.Denied, Field: "expires", Msg: "a key that expires makes none that lives longer",
-			Hint: "this one's time is " + me.ExpiresAt.UTC().Format(time.RFC3339)}
+	if err := mayHandOut(me, k); err != nil {
+		return nil, err
+	}
+	if k.Role == sandbox.RootRole && k.Tenant != sandbox.DefaultTenant {
+		return nil, sandbox.InvalidField("role", "an installation's admin is of the default tenant")
 	}
 	k, secret, err := s.createKey(store.In(ctx, k.Tenant), k)
 	if err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&covev1.CreateKeyResponse{Key: protoKey(k), Secret: secret}), nil
+}
+
+// mayHandOut is nil if whoever holds me may make k, and so may be given its
+// secret anew or remove it: k may nothing, and lives no longer, than me. Whose
+// tenant k is has been decided by then.
+func mayHandOut(me, k store.Key) error {
+	denied := func(field, msg string) error { return &sandbox.Error{Class: sandbox.Denied, Field: field, Msg: msg} }
+	if !me.Role.AtLeast(k.Role) {
+		return denied("role", "a key with the role "+string(me.Role)+" has no say over one with the role "+string(k.Role))
+	}
+	if len(me.Scopes) > 0 && len(k.Scopes) == 0 {
+		return denied("scopes", "a key with scopes has no say over one without")
+	}
+	for _, sc := range k.Scopes {
+		if len(me.Scopes) > 0 && !covers(me.Scopes, sc) {
+			return denied("scopes", "'"+sc+"' is outside the scopes of the key that asks")
+		}
+	}
+	if !me.ExpiresAt.IsZero() && (k.ExpiresAt.IsZero() || k.ExpiresAt.After(me.ExpiresAt)) {
+		return &sandbox.Error{Class: sandbox.Denied, Field: "expires", Msg: "a key that expires has no say over one that lives longer",
+			Hint: "this one's time is " + me.ExpiresAt.UTC().Format(time.RFC3339)}
+	}
+	return nil
+}
+
+// managedKey is a key the caller names to rotate or revoke. What mayHandOut asks
+// about never changes while a key lives, so the answer still holds when the
+// store is told.
+func (s keyService) managedKey(ctx context.Context, id string) error {
+	if !sandbox.ValidID(id) {
+		return sandbox.InvalidField("id", "%.80q is no key id", id).WithHint(`"cove key ls" lists them; the secret itself is not an id`)
+	}
+	keys, err := s.store.ListKeys(keyScope(ctx))
+	if err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if k.ID == id {
+			var e *sandbox.Error
+			if errors.As(mayHandOut(callerOf(ctx).key, k), &e) {
+				e.Field = "id"
+				return e
+			}
+			return nil
+		}
+	}
+	return noKey(id, sandbox.ErrNotFound)
 }
 
 // covers says whether scopes allow what one more would.
@@ -109,7 +145,7 @@ func (s keyService) List(ctx context.Context, r *connect.Request[covev1.ListKeys
 }
 
 func (s keyService) Revoke(ctx context.Context, r *connect.Request[covev1.RevokeKeyRequest]) (*connect.Response[covev1.RevokeKeyResponse], error) {
-	if err := validKey(r.Msg.Id); err != nil {
+	if err := s.managedKey(ctx, r.Msg.Id); err != nil {
 		return nil, err
 	}
 	err := s.store.RevokeKey(keyScope(ctx), r.Msg.Id)
@@ -122,7 +158,7 @@ func (s keyService) Revoke(ctx context.Context, r *connect.Request[covev1.Revoke
 }
 
 func (s keyService) Rotate(ctx context.Context, r *connect.Request[covev1.RotateKeyRequest]) (*connect.Response[covev1.RotateKeyResponse], error) {
-	if err := validKey(r.Msg.Id); err != nil {
+	if err := s.managedKey(ctx, r.Msg.Id); err != nil {
 		return nil, err
 	}
 	grace := defaultGrace
@@ -146,13 +182,6 @@ func (s keyService) Rotate(ctx context.Context, r *connect.Request[covev1.Rotate
 	}
 	s.log.Info("rotated an API key", "key", k.ID, "name", k.Name, "grace", grace)
 	return connect.NewResponse(&covev1.RotateKeyResponse{Key: protoKey(k), Secret: secret}), nil
-}
-
-func validKey(id string) error {
-	if !sandbox.ValidID(id) {
-		return sandbox.InvalidField("id", "%.80q is no key id", id).WithHint(`"cove key ls" lists them; the secret itself is not an id`)
-	}
-	return nil
 }
 
 func noKey(id string, err error) error {

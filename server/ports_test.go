@@ -130,6 +130,7 @@ func TestWhatAKeyGaveOutEndsWithIt(t *testing.T) {
 	if _, err := s.red.Keys.Revoke(ctx, connect.NewRequest(&covev1.RevokeKeyRequest{Id: revoked})); err != nil {
 		t.Fatal(err)
 	}
+	before = s.store.lists.Load()
 	over(revoked)
 	if n := s.store.lists.Load() - before; n != 1 {
 		t.Errorf("the store was asked %d times for a key that is gone", n)
