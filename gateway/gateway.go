@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cove-sandbox/cove/internal/strangers"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -132,6 +133,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit) {
 		denied.write(w, r)
 		return
 	}
+	strangers.Known(r.Context())
 	if !until.IsZero() {
 		http.SetCookie(w, &http.Cookie{Name: tokenParam, Value: cred.query, Path: v.prefix + "/", Expires: until,
 			HttpOnly: true, Secure: r.TLS != nil || g.cfg.Domain.Scheme == "https" && v.prefix == "", SameSite: http.SameSiteLaxMode})

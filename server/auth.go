@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cove-sandbox/cove/internal/strangers"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 	"github.com/cove-sandbox/cove/wire"
@@ -194,6 +195,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			wire.WriteError(w, r, sandbox.WithOp("auth", err))
 			return
 		}
+		strangers.Known(r.Context())
 		use.last.Store(s.cfg.Clock().UnixNano())
 		ctx := withCaller(r.Context(), caller{key: use.key, remote: remoteOf(r)})
 		if err := s.rights.check(use.key, r.URL.Path); err != nil {

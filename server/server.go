@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/cas"
+	"github.com/cove-sandbox/cove/internal/strangers"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 )
@@ -154,7 +155,7 @@ func HTTPServer(h http.Handler) *http.Server {
 	p.SetHTTP1(true)
 	p.SetHTTP2(true)
 	p.SetUnencryptedHTTP2(true)
-	return &http.Server{
+	s := &http.Server{
 		Handler:           h,
 		Protocols:         &p,
 		ReadHeaderTimeout: 10 * time.Second,
@@ -162,7 +163,7 @@ func HTTPServer(h http.Handler) *http.Server {
 		MaxHeaderBytes:    64 << 10,
 		HTTP2: &http.HTTP2Config{
 			// The usual 250 would stop a trainer that watches a thousand
-			// processes over one connection.
+			// processes over one connection. Who has shown no key has far fewer.
 			MaxConcurrentStreams:          100_000,
 			MaxReceiveBufferPerStream:     4 << 20,
 			MaxReceiveBufferPerConnection: 64 << 20,
@@ -171,6 +172,8 @@ func HTTPServer(h http.Handler) *http.Server {
 			PingTimeout:     30 * time.Second,
 		},
 	}
+	strangers.New(strangers.Limits{}).Guard(s)
+	return s
 }
 
 // Run does the server's own work until ctx ends, and waits for it: it records

@@ -269,6 +269,8 @@ type scanner struct {
 	sealer Sealer
 	at     int64
 	buf    []byte
+
+	unpacked func(n int) error // see read; nil = nobody counts
 }
 
 // openTape checks the preamble.
@@ -320,6 +322,14 @@ func (s *scanner) next() (f frame, err error) {
 // payload reads a frame, checked, opened and unpacked. The bytes are good until
 // the next call.
 func (s *scanner) payload(f frame) ([]byte, error) {
+	p, err := s.unpack(f)
+	if err == nil && s.unpacked != nil {
+		err = s.unpacked(len(p))
+	}
+	return p, err
+}
+
+func (s *scanner) unpack(f frame) ([]byte, error) {
 	n := frameHead + int(f.size) + frameTail
 	if cap(s.buf) < n {
 		s.buf = make([]byte, n)

@@ -41,11 +41,16 @@ type Exchange struct {
 // Read reads a tape. What comes after the last whole frame, or an exchange that
 // was not finished, is left out: that is what a crash leaves. All else that is
 // wrong is sandbox.Corrupt.
-func Read(r io.ReaderAt, size int64, s Sealer) (*Tape, error) {
+func Read(r io.ReaderAt, size int64, s Sealer) (*Tape, error) { return read(r, size, s, nil) }
+
+// read is Read; unpacked, if not nil, is told the size of each payload that is
+// looked at, then and later, and stops it by an error.
+func read(r io.ReaderAt, size int64, s Sealer, unpacked func(n int) error) (*Tape, error) {
 	sc, err := openTape(r, size, s)
 	if err != nil {
 		return nil, err
 	}
+	sc.unpacked = unpacked
 	t := &Tape{hosts: map[string]bool{}, unfound: map[string]bool{}, whole: preambleLen}
 	open := map[uint32]*Exchange{}
 	for n := 0; ; n++ {

@@ -2,6 +2,7 @@ package tape
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"net/http"
 	"os"
@@ -174,6 +175,14 @@ func TestExportAndImport(t *testing.T) {
 		}
 	}
 	sealed, _ := os.ReadFile(filepath.Join(from.cfg.Dir, "abc.tape"))
+	bomb := preamble(false) // 600 frames of a hundred bytes, each of two megabytes
+	for range 600 {
+		k, head := kindUnfound, make([]byte, maxPayload)
+		if len(bomb) == preambleLen {
+			k, head = kindHeader, []byte("{}")
+		}
+		bomb = appendFrame(bomb, nil, int64(len(bomb)), k, 0, head)
+	}
 	for name, c := range map[string]struct {
 		archive []byte
 		want    *sandbox.Error
@@ -184,11 +193,17 @@ func TestExportAndImport(t *testing.T) {
 		"sealed":     {sealed, sandbox.ErrInvalid},
 		"with more":  {append(bytes.Clone(out.Bytes()), "more"...), sandbox.ErrInvalid},
 		"too long":   {append(bytes.Clone(out.Bytes()), make([]byte, 8<<20)...), sandbox.ErrTooLarge},
+		"a bomb":     {bomb, sandbox.ErrTooLarge},
 		"the future": {append([]byte("COVETAPE\x02\x00"), make([]byte, 100)...), sandbox.ErrUnsupported},
 	} {
 		if _, err := to.Import(t.Context(), sandbox.Recording{ID: "bad", Tenant: "u"}, bytes.NewReader(c.archive)); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := to.Import(gone, sandbox.Recording{ID: "bad", Tenant: "u"}, bytes.NewReader(out.Bytes())); !errors.Is(err, context.Canceled) {
+		t.Errorf("whoever left still imports: %v", err)
 	}
 	if _, err := to.Import(t.Context(), sandbox.Recording{ID: "two", Name: "mine", Tenant: "u"}, bytes.NewReader(out.Bytes())); !errors.Is(err, sandbox.ErrAlreadyExists) {
 		t.Errorf("a name twice: %v", err)

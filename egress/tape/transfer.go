@@ -57,6 +57,10 @@ func (l *Library) Export(ctx context.Context, id string, har bool, w io.Writer) 
 	return out.Flush()
 }
 
+// unpackedPerByte is how much larger than a tape may be on disk its content may
+// be, all frames together: text packs ten to one.
+const unpackedPerByte = 32
+
 // Import takes in a tape that Export wrote, or that somebody says it did. All of
 // it is checked before it is there. Of want the id, the name and the tenant count.
 func (l *Library) Import(ctx context.Context, want sandbox.Recording, r io.Reader) (is sandbox.Recording, err error) {
@@ -84,7 +88,15 @@ func (l *Library) Import(ctx context.Context, want sandbox.Recording, r io.Reade
 	case n > l.cfg.Limits.Tape:
 		return is, &sandbox.Error{Class: sandbox.TooLarge, Op: op, Msg: "a recording has at most " + sandbox.FormatSize(l.cfg.Limits.Tape)}
 	}
-	t, err := Read(raw, n, nil)
+	// Two passes over what a few bytes may stand for megabytes of.
+	left := 2 * unpackedPerByte * l.cfg.Limits.Tape
+	t, err := read(raw, n, nil, func(n int) error {
+		if left -= int64(n); left < 0 {
+			return &sandbox.Error{Class: sandbox.TooLarge, Op: op, Msg: "the recording unpacks to far more than it says; it holds at most " +
+				sandbox.FormatSize(unpackedPerByte*l.cfg.Limits.Tape)}
+		}
+		return ctx.Err()
+	})
 	if err != nil {
 		return is, invalid(op, err)
 	}

@@ -41,6 +41,9 @@ type Config struct {
 	Logger    *slog.Logger
 
 	MaxConns int // at once, in the handshake or logged in; 1024
+	// MaxStrangers is how many of one address may be in the handshake at once; 64.
+	// Without it one machine that never logs in takes every place.
+	MaxStrangers int
 }
 
 const (
@@ -60,8 +63,9 @@ type Server struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu    sync.Mutex
-	conns int
+	mu        sync.Mutex
+	conns     int
+	strangers map[string]int // in the handshake, by address
 }
 
 // New makes a server.
@@ -72,7 +76,10 @@ func New(cfg Config) *Server {
 	if cfg.MaxConns == 0 {
 		cfg.MaxConns = 1024
 	}
-	s := &Server{cfg: cfg, ssh: cfg.Authority.config(), log: cfg.Logger}
+	if cfg.MaxStrangers == 0 {
+		cfg.MaxStrangers = 64
+	}
+	s := &Server{cfg: cfg, ssh: cfg.Authority.config(), log: cfg.Logger, strangers: map[string]int{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -97,14 +104,15 @@ func (s *Server) Serve(ln net.Listener) error {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		if !s.admit() {
+		known, leave, ok := s.admit(c.RemoteAddr())
+		if !ok {
 			c.Close()
 			continue
 		}
 		s.wg.Go(func() {
-			defer s.leave()
+			defer leave()
 			defer c.Close()
-			s.serve(c)
+			s.serve(c, known)
 		})
 	}
 }
@@ -115,23 +123,33 @@ func (s *Server) Close() {
 	s.wg.Wait()
 }
 
-func (s *Server) admit() bool {
+// admit takes a place for a connection. known is called once it has logged in,
+// leave when it has ended.
+func (s *Server) admit(from net.Addr) (known, leave func(), ok bool) {
+	address, _, _ := net.SplitHostPort(from.String())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.conns >= s.cfg.MaxConns || s.ctx.Err() != nil {
-		return false
+	if s.conns >= s.cfg.MaxConns || s.strangers[address] >= s.cfg.MaxStrangers || s.ctx.Err() != nil {
+		return nil, nil, false
 	}
 	s.conns++
-	return true
+	s.strangers[address]++
+	known = sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.strangers[address]--; s.strangers[address] == 0 {
+			delete(s.strangers, address)
+		}
+	})
+	return known, func() {
+		known()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.conns--
+	}, true
 }
 
-func (s *Server) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.conns--
-}
-
-func (s *Server) serve(nc net.Conn) {
+func (s *Server) serve(nc net.Conn, known func()) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { nc.Close() })()
@@ -142,6 +160,7 @@ func (s *Server) serve(nc net.Conn) {
 		return
 	}
 	_ = nc.SetDeadline(time.Time{})
+	known()
 	id := conn.User()
 	refused := s.cfg.Backend.Login(ctx, id, conn.Permissions.Extensions[signedBy], nc.RemoteAddr().String())
 	s.log.Info("ssh", "sandbox", id, "from", nc.RemoteAddr(), "err", refused)
