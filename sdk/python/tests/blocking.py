@@ -12,7 +12,9 @@ import cove
 _KINDS = (
     cove.AsyncClient,
     cove.AsyncSandbox,
+    cove.AsyncPort,
     cove.AsyncProcess,
+    cove.AsyncShell,
     cove.AsyncCallback,
     cove.AsyncFiles,
     cove.AsyncWatch,

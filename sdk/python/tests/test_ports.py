@@ -7,7 +7,7 @@ import pytest
 import cove
 
 from .conftest import Api
-from .fake_cove import Fail, sandbox_json
+from .fake_cove import Fail, Plain, sandbox_json
 
 
 def _box(api: Api):  # type: ignore[no-untyped-def]
@@ -22,6 +22,30 @@ def test_url_joins_a_path_with_the_servers_own(api: Api) -> None:
     assert api.server.sent("Ports/Url")[-1].message == {"sandboxId": sb.id, "port": 80}
     sb.url(80, ttl=600)
     assert api.server.sent("Ports/Url")[-1].message["ttl"] == "600s"
+
+
+def test_a_path_goes_before_the_token(api: Api) -> None:
+    sb = _box(api)
+    api.server.on("Ports/Url", {"url": f"/p/{sb.id}/80/", "token": "covep_x"})
+    base = f"{api.client.url}/p/{sb.id}/80/"
+    assert sb.url(80, "/status") == base + "status?cove_token=covep_x"
+    assert sb.url(80, path="a?b=1#part") == base + "a?b=1&cove_token=covep_x#part"
+
+
+def test_a_port_is_an_address_headers_and_fetch(api: Api) -> None:
+    sb = _box(api)
+    api.server.on("Ports/Url", {"url": f"/p/{sb.id}/80/", "token": "covep_x"})
+    port = sb.port(80)
+    assert (port.url, port.headers) == (f"{api.client.url}/p/{sb.id}/80/", {"X-Cove-Token": "covep_x"})
+    assert "covep_x" not in repr(port)
+    api.server.on("GET status", Plain(b"hello", 302, {"location": "http://127.0.0.1:1/"}))
+    answer = port.fetch("/status", params={"q": "1"}, headers={"x-cove-token": "other", "a": "b"})
+    assert (answer.status_code, answer.content) == (302, b"hello")
+    got = api.server.requests[-1]
+    assert got.headers["x-cove-token"] == "covep_x"
+    assert "authorization" not in {name.lower() for name in got.headers}
+    api.server.on("Ports/Url", {"url": "https://80-x.cove.test/", "token": "covep_x", "public": True})
+    assert sb.port(80).headers == {}
 
 
 def test_url_of_a_domain_and_of_a_public_port(api: Api) -> None:

@@ -6,6 +6,7 @@ import base64
 import io
 import os
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -296,3 +297,56 @@ def test_a_hundred_megabytes_arrive_byte_for_byte(api: Api) -> None:
     result = api.sandbox().exec("x")
     assert len(result.stdout_bytes) == 400 * len(block)
     assert result.stdout_bytes == block * 400
+
+
+def _slow(go: threading.Event, head: list[Any], tail: list[Any]) -> Stream:
+    def items() -> Iterator[Any]:
+        yield from head
+        go.wait(20)
+        yield from tail
+
+    return Stream(items())
+
+
+def _out(text: bytes, offset: int) -> dict[str, Any]:
+    return {
+        "output": {"stream": "OUTPUT_STREAM_STDOUT", "offset": str(offset), "data": base64.b64encode(text).decode()}
+    }
+
+
+def test_read_and_wait_have_their_time_and_lose_nothing(api: Api) -> None:
+    go = threading.Event()
+    started, end = {"started": {"execId": "e", "pid": 1}}, {"end": {"end": {"cause": "exited"}, "outputBytes": "8"}}
+    api.server.on("Processes/Start", lambda _: _slow(go, [started, _out(b"one\n", 0)], []))
+
+    def attach(got: Any) -> Any:
+        one = [] if got.message.get("offset") else [_out(b"one\n", 0)]
+        return _slow(go, [started, *one], [_out(b"two\n", 4), end])
+
+    api.server.on("Processes/Attach", attach)
+    try:
+        process = api.sandbox().start("slow")
+        assert process.read(timeout=20).data == b"one\n"
+        for late in (process.read, process.wait):
+            with pytest.raises(TimeoutError) as caught:
+                late(timeout=0.05)
+            assert isinstance(caught.value, cove.DeadlineExceeded)
+        go.set()
+        assert process.wait(timeout=20).stdout == "two\n"
+        assert process.read(timeout=1) is None
+    finally:
+        go.set()
+
+
+def test_what_a_late_wait_had_is_the_next_ones(api: Api) -> None:
+    go = threading.Event()
+    started = {"started": {"execId": "e", "pid": 1}}
+    api.server.on("Processes/Start", lambda _: _slow(go, [started, _out(b"one\n", 0)], []))
+    api.server.on("Processes/Attach", Stream([started, {"end": {"end": {"cause": "exited"}, "outputBytes": "4"}}]))
+    try:
+        process = api.sandbox().start("slow")
+        with pytest.raises(cove.DeadlineExceeded):
+            process.wait(timeout=0.05)
+        assert process.wait().stdout == "one\n"
+    finally:
+        go.set()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import pickle
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import cove
 
 from .conftest import Api
-from .fake_cove import Break, Fail, Got, sandbox_json
+from .fake_cove import Break, Fail, FakeCove, Got, sandbox_json
 
 
 def test_create_sends_what_was_asked_and_knows_what_came(api: Api) -> None:
@@ -291,3 +296,59 @@ def test_info(api: Api) -> None:
     api.server.on("System/Info", {"version": "1", "runtime": "gvisor", "total": {"memory": "5"}, "warmKernels": 3})
     info = api.client.info()
     assert (info.version, info.total.memory, info.warm_kernels, info.used.cpu) == ("1", 5, 3, 0.0)
+
+
+def test_async_with_needs_no_await(server: FakeCove) -> None:
+    server.on("Sandboxes/Create", {"sandbox": sandbox_json()})
+    server.on("Sandboxes/Kill", {"sandbox": sandbox_json(end={"cause": "killed_by_user"})})
+
+    async def use() -> None:
+        async with cove.AsyncClient(server.url, FakeCove.KEY) as client:
+            async with cove.AsyncSandbox.create(client=client) as sb:
+                assert sb.id == "sb1"
+            assert server.count("Kill") == 1
+            async with await cove.AsyncSandbox.create(client=client):
+                pass
+            made = await asyncio.gather(*(cove.AsyncSandbox.create(client=client) for _ in range(3)))
+            made.append(await asyncio.create_task(cove.AsyncSandbox.create(client=client)))
+            made.append(await asyncio.wait_for(cove.AsyncSandbox.create(client=client), 20))
+            assert [sb.id for sb in made] == ["sb1"] * 5
+
+    asyncio.run(use())
+
+
+def test_sandboxes_and_clients_pickle(server: FakeCove) -> None:
+    server.on("Sandboxes/Get", {"sandbox": sandbox_json()})
+    with cove.Client(server.url, FakeCove.KEY, create_timeout=7) as client:
+        one, two = cove.Sandbox.connect("sb1", client=client), cove.Sandbox.connect("sb1", client=client)
+        sent = pickle.dumps([one, two])
+    came, other = pickle.loads(sent)
+    assert (came.id, came.info().state) == ("sb1", "running")
+    assert came._client is other._client
+    assert came._client._settings.create_timeout == 7
+    assert came.files is not None
+    came._client.close()
+
+    async def use() -> None:
+        async with cove.AsyncClient(server.url, FakeCove.KEY) as client:
+            sb = pickle.loads(pickle.dumps(await cove.AsyncSandbox.connect("sb1", client=client)))
+            assert (await sb.info()).id == "sb1"
+            await sb._client.close()
+
+    asyncio.run(use())
+    with pytest.raises(TypeError, match="make one over there"):
+        pickle.dumps(cove.Client(server.url, FakeCove.KEY, http_client=httpx.Client()))
+
+
+def test_import_of_an_image_tells_how_far_it_is_and_goes_on_after_a_break(api: Api, tmp_path: Path) -> None:
+    tar = tmp_path / "image.tar"
+    tar.write_bytes(b"x" * (3 << 20))
+    answers: list[Any] = [Break(), {"id": "sha256:a", "names": ["mine"], "size": "9"}]
+    api.server.on("PUT images", lambda _: answers.pop(0))
+    steps: list[cove.PullProgress] = []
+    assert api.client.images.import_(tar, "mine", on_progress=steps.append).names == ("mine",)
+    assert [(got.query, len(got.body)) for got in api.server.sent("images")] == [({"name": "mine"}, 3 << 20)] * 2
+    assert (steps[-1].done, steps[-1].total) == (3 << 20, 3 << 20)
+    answers[:] = [{"id": "sha256:a"}]
+    assert api.client.images.import_(io.BytesIO(b"tar"), "mine").id == "sha256:a"
+    assert api.server.sent("images")[-1].body == b"tar"

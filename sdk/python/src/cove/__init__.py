@@ -59,11 +59,13 @@ from .models import (
     VolumeMount,
 )
 from .network import Flow, Network, NetworkStatus, Rule
+from .port import AsyncPort, Port
 from .process import AsyncProcess, Process
 from .recording import AsyncRecording, Recording
 from .replay import Record, RecordedRequest, RecordingInfo, Replay, ReplayMiss, ReplayStatus
 from .sandbox import AsyncSandbox, Sandbox
 from .secret import AsyncSecret, Secret, SecretInfo
+from .shell import AsyncShell, Shell
 from .snapshot import AsyncSnapshot, Snapshot
 from .state import (
     Forks,
@@ -89,6 +91,7 @@ from .tenant import (
     async_audit,
     audit,
 )
+from .types import EndCause, OnIdle, SnapshotKind, Standby, StateName, StreamName, VolumeMode
 from .volume import AsyncVolume, AsyncVolumeFiles, Volume, VolumeFiles
 from .watch import AsyncWatch, Watch
 
@@ -99,10 +102,12 @@ __all__ = [
     "AsyncClient",
     "AsyncFiles",
     "AsyncKey",
+    "AsyncPort",
     "AsyncProcess",
     "AsyncRecording",
     "AsyncSandbox",
     "AsyncSecret",
+    "AsyncShell",
     "AsyncSnapshot",
     "AsyncTemplate",
     "AsyncTenant",
@@ -122,6 +127,7 @@ __all__ = [
     "DeadlineExceeded",
     "DiskFull",
     "End",
+    "EndCause",
     "FailedPrecondition",
     "FileEvent",
     "FileInfo",
@@ -139,8 +145,10 @@ __all__ = [
     "NetworkStatus",
     "NoCapacity",
     "NotFound",
+    "OnIdle",
     "Output",
     "PermissionDenied",
+    "Port",
     "Process",
     "ProcessInfo",
     "ProcessList",
@@ -165,10 +173,15 @@ __all__ = [
     "Secret",
     "SecretInfo",
     "ServerInfo",
+    "Shell",
     "Snapshot",
     "SnapshotInfo",
+    "SnapshotKind",
     "SnapshotProgress",
+    "Standby",
+    "StateName",
     "Stats",
+    "StreamName",
     "Task",
     "Template",
     "TemplateInfo",
@@ -186,6 +199,7 @@ __all__ = [
     "VolumeFiles",
     "VolumeHolder",
     "VolumeInfo",
+    "VolumeMode",
     "VolumeMount",
     "Watch",
     "__version__",

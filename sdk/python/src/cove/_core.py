@@ -45,8 +45,9 @@ class Settings:
         self.clock = clock or Clock()
         self.reached = False
         """Whether the server has ever answered."""
+        self.key = resolve_key(key)
         self._base = [
-            ("authorization", "Bearer " + resolve_key(key)),
+            ("authorization", "Bearer " + self.key),
             ("user-agent", "cove-python/" + VERSION),
             ("accept-encoding", "identity"),  # local traffic: compressing costs more than it saves
         ]

@@ -206,10 +206,13 @@ class _Connection:
         """Idle for a short time and not closed by the server: nothing is readable."""
         return time.monotonic() - self.idle_since <= _MAX_IDLE and not _readable(self._sock.fileno())
 
-    def send(self, data: bytes, timeout: Optional[float]) -> None:
+    def within(self, timeout: Optional[float]) -> None:
         if timeout != self._timeout:
             self._sock.settimeout(timeout)
             self._timeout = timeout
+
+    def send(self, data: bytes, timeout: Optional[float]) -> None:
+        self.within(timeout)
         try:
             self._sock.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -267,6 +270,10 @@ class Http1Reply:
                 pieces = parser.feed(self._connection.receive())
         finally:
             self.close()
+
+    def within(self, seconds: float) -> None:
+        if not self._done:
+            self._connection.within(seconds)
 
     def _release(self) -> None:
         if not self._done:

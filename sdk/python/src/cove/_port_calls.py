@@ -37,10 +37,19 @@ def wait_ready(id: str, *, port: Optional[int], command: Optional[str], timeout:
     return Call("Ports/WaitReady", message, nothing, repeatable=True, slow=True)
 
 
-def whole(base: str, answer: Json) -> str:
-    """The address of a port with its token. The server knows only the path where it has no domain."""
+def address(base: str, answer: Json) -> str:
+    """The address of a port, without its token. The server knows only the path where it has no domain."""
     where = str(answer.get("url", ""))
     if where.startswith("/"):
         where = base.rstrip("/") + where
+    return where if where.endswith("/") else where + "/"
+
+
+def whole(base: str, answer: Json, path: str = "") -> str:
+    """The address of a path at a port, with the token."""
+    where = address(base, answer) + path.lstrip("/")
     token = answer.get("token")
-    return f"{where}?cove_token={token}" if token and not answer.get("public") else where
+    if not token or answer.get("public"):
+        return where
+    where, mark, fragment = where.partition("#")
+    return f"{where}{'&' if '?' in where else '?'}cove_token={token}{mark}{fragment}"

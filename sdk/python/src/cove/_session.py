@@ -17,8 +17,9 @@ from ._retry import Backoff
 from ._values import parse_duration, parse_int
 from .errors import Canceled, CoveError, TransportError, Unavailable
 from .models import End, Output, Result
+from .types import StreamName
 
-_STREAMS = {
+_STREAMS: dict[str, StreamName] = {
     "OUTPUT_STREAM_STDOUT": "stdout",
     "OUTPUT_STREAM_STDERR": "stderr",
     "OUTPUT_STREAM_PTY": "pty",
@@ -28,7 +29,7 @@ _STREAMS = {
 class Piece(NamedTuple):
     """Output as it comes from the wire, not yet text."""
 
-    stream: str
+    stream: StreamName
     offset: int
     data: bytes
 

@@ -11,8 +11,11 @@ every request, against 0.16 ms.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Optional, Protocol, Union
@@ -43,6 +46,10 @@ class Reply(Protocol):
 
     def header(self, name: str) -> Optional[str]: ...
     def chunks(self) -> Iterator[bytes]: ...
+    def within(self, seconds: float) -> None:
+        """From now on so many seconds without a byte are too many."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -119,6 +126,7 @@ def _timeout(request: Request) -> dict[str, Optional[float]]:
 class HttpxReply:
     def __init__(self, url: str, request: Request, response: httpx.Response) -> None:
         self.status = response.status_code
+        self._timer: Optional[threading.Timer] = None
         self._url, self._request, self._response = url, request, response
 
     def header(self, name: str) -> Optional[str]:
@@ -131,8 +139,33 @@ class HttpxReply:
         except httpx.HTTPError as err:
             raise _translate(self._url, err, self._request) from err
 
+    def within(self, seconds: float) -> None:
+        self._no_timer()
+        if seconds >= (self._request.read_timeout or float("inf")):
+            return
+        # httpcore looks at its timeout once, when the body begins: what is shorter
+        # must wake it from outside.
+        stream = self._response.extensions.get("network_stream")
+        sock = stream.get_extra_info("socket") if stream is not None else None
+        if isinstance(sock, socket.socket):
+            self._timer = threading.Timer(seconds, _cut, [sock])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _no_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def close(self) -> None:
+        self._no_timer()
         self._response.close()
+
+
+def _cut(sock: socket.socket) -> None:
+    """Wake whoever reads. Not SSLSocket's own shutdown, which is not for two threads."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def trust(ca: Optional[str]) -> ssl.SSLContext:
@@ -150,13 +183,13 @@ class HttpxWire:
     def __init__(self, url: str, client: Optional[httpx.Client], ca: Optional[str] = None) -> None:
         self._url = url
         self._ca = ca
-        self._given = client
+        self.given = client
         self._own: Optional[httpx.Client] = None
         self._pid = 0
 
-    def _client(self) -> httpx.Client:
-        if self._given is not None:
-            return self._given
+    def client(self) -> httpx.Client:
+        if self.given is not None:
+            return self.given
         # Made on first use (a trust store takes 20 ms to load), and again after
         # a fork: two processes on one connection would read each other's replies.
         if self._own is None or self._pid != os.getpid():
@@ -174,7 +207,7 @@ class HttpxWire:
             extensions={"timeout": _timeout(request)},
         )
         try:
-            return HttpxReply(self._url, request, self._client().send(message, stream=True))
+            return HttpxReply(self._url, request, self.client().send(message, stream=True))
         except httpx.HTTPError as err:
             raise _translate(self._url, err, request) from err
 
@@ -207,13 +240,13 @@ class AsyncHttpxWire:
     def __init__(self, url: str, client: Optional[httpx.AsyncClient], ca: Optional[str] = None) -> None:
         self._url = url
         self._ca = ca
-        self._given = client
+        self.given = client
         self._own: Optional[httpx.AsyncClient] = None
         self._owner: Optional[tuple[int, asyncio.AbstractEventLoop]] = None
 
-    def _client(self) -> httpx.AsyncClient:
-        if self._given is not None:
-            return self._given
+    def client(self) -> httpx.AsyncClient:
+        if self.given is not None:
+            return self.given
         owner = (os.getpid(), asyncio.get_running_loop())
         if self._own is None or self._owner != owner:
             self._own = httpx.AsyncClient(limits=_limits(), follow_redirects=False, verify=trust(self._ca))
@@ -229,7 +262,7 @@ class AsyncHttpxWire:
             extensions={"timeout": _timeout(request)},
         )
         try:
-            return AsyncHttpxReply(self._url, request, await self._client().send(message, stream=True))
+            return AsyncHttpxReply(self._url, request, await self.client().send(message, stream=True))
         except httpx.HTTPError as err:
             raise _translate(self._url, err, request) from err
 

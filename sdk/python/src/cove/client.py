@@ -9,8 +9,8 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Mapping
-from typing import Any, Callable, Optional, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from typing import Any, BinaryIO, Callable, Optional, TypeVar, Union, cast
 
 import httpx
 
@@ -56,8 +56,8 @@ class Client:
         _clock: Optional[Clock] = None,
     ) -> None:
         self._settings = Settings(url, key, request_timeout, retry_timeout, create_timeout, _clock)
-        ca = resolve_ca(ca)
-        self._bulk: Wire = HttpxWire(self.url, http_client, ca)
+        self._ca = ca = resolve_ca(ca)
+        self._bulk = HttpxWire(self.url, http_client, ca)
         direct = http_client is None and not behind_proxy(self.url)
         self._wire: Wire = Http1Wire(self.url, ca) if direct else self._bulk
         self.images = Images(self)
@@ -82,6 +82,13 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _client_again, _pickled(self._settings, self._ca, self._bulk.given)
+
+    def http(self) -> httpx.Client:
+        """The httpx client that files travel over: it trusts whom this client trusts, and adds no key."""
+        return self._bulk.client()
 
     def call(self, call: Call[T], wait_capacity: Optional[float] = None) -> T:
         """Run a unary call, again where that is safe."""
@@ -174,6 +181,24 @@ class Images:
 
         return self._client.retrying(attempt, repeatable=True, server_retries=True)
 
+    def import_(
+        self,
+        source: Union[str, os.PathLike[str], BinaryIO],
+        name: str,
+        *,
+        on_progress: Optional[Callable[[PullProgress], None]] = None,
+    ) -> Image:
+        """Make an image of a tar: a file system, or what `docker save` and `docker export` write. source is a path or
+        a file opened for reading bytes. Not sent again after a break where it cannot be read again."""
+        upload = _Upload(source, on_progress)
+
+        def attempt() -> Image:
+            request = self._client._settings.plain("PUT", "/v1/images", {"name": name}, upload.chunks(), ())
+            return Image.parse(json.loads(b"".join(self._client.content(request).chunks())))
+
+        with upload:
+            return self._client.retrying(attempt, repeatable=upload.repeatable)
+
 
 class AsyncClient:
     """Client for asyncio. For one event loop at a time."""
@@ -191,8 +216,8 @@ class AsyncClient:
         _clock: Optional[Clock] = None,
     ) -> None:
         self._settings = Settings(url, key, request_timeout, retry_timeout, create_timeout, _clock)
-        ca = resolve_ca(ca)
-        self._bulk: AsyncWire = AsyncHttpxWire(self.url, http_client, ca)
+        self._ca = ca = resolve_ca(ca)
+        self._bulk = AsyncHttpxWire(self.url, http_client, ca)
         direct = http_client is None and not behind_proxy(self.url)
         self._wire: AsyncWire = AsyncHttp1Wire(self.url, ca) if direct else self._bulk
         self.images = AsyncImages(self)
@@ -217,6 +242,13 @@ class AsyncClient:
 
     def __repr__(self) -> str:
         return f"AsyncClient({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _async_client_again, _pickled(self._settings, self._ca, self._bulk.given)
+
+    def http(self) -> httpx.AsyncClient:
+        """The httpx client that files travel over: it trusts whom this client trusts, and adds no key."""
+        return self._bulk.client()
 
     async def call(self, call: Call[T], wait_capacity: Optional[float] = None) -> T:
         """Run a unary call, again where that is safe."""
@@ -320,6 +352,24 @@ class AsyncImages:
 
         return await self._client.retrying(attempt, repeatable=True, server_retries=True)
 
+    async def import_(
+        self,
+        source: Union[str, os.PathLike[str], BinaryIO],
+        name: str,
+        *,
+        on_progress: Optional[Callable[[PullProgress], Any]] = None,
+    ) -> Image:
+        """Make an image of a tar: a file system, or what `docker save` and `docker export` write. source is a path or
+        a file opened for reading bytes. Not sent again after a break where it cannot be read again."""
+        upload = _Upload(source, on_progress)
+
+        async def attempt() -> Image:
+            request = self._client._settings.plain("PUT", "/v1/images", {"name": name}, upload.achunks(), ())
+            return Image.parse(json.loads(await read_all(await self._client.content(request))))
+
+        with upload:
+            return await self._client.retrying(attempt, repeatable=upload.repeatable)
+
 
 def _pull_message(reference: str, platform: Optional[str], name: Optional[str]) -> dict[str, Any]:
     message = {"reference": reference}
@@ -328,6 +378,51 @@ def _pull_message(reference: str, platform: Optional[str], name: Optional[str]) 
     if name:
         message["name"] = name
     return message
+
+
+class _Upload:
+    """A tar on its way, which may be asked for again."""
+
+    def __init__(
+        self, source: Union[str, os.PathLike[str], BinaryIO], on_progress: Optional[Callable[[PullProgress], Any]]
+    ) -> None:
+        self._own = isinstance(source, (str, os.PathLike))
+        self._file: BinaryIO = open(source, "rb") if isinstance(source, (str, os.PathLike)) else source  # noqa: SIM115
+        self.repeatable = self._file.seekable()
+        self._start = self._file.tell() if self.repeatable else 0
+        self._total = 0
+        if self.repeatable:
+            self._total = self._file.seek(0, os.SEEK_END) - self._start
+        self._on_progress = on_progress
+
+    def _pieces(self) -> Iterator[tuple[bytes, Any]]:
+        if self.repeatable:
+            self._file.seek(self._start)
+        sent = 0
+        while piece := self._file.read(1 << 20):
+            sent += len(piece)
+            told = self._on_progress(PullProgress("upload", sent, self._total)) if self._on_progress else None
+            yield piece, told
+
+    def chunks(self) -> Iterator[bytes]:
+        for piece, _ in self._pieces():
+            yield piece
+
+    async def achunks(self) -> AsyncIterator[bytes]:
+        pieces = self._pieces()
+        while True:  # a disk may be slow: not on the event loop
+            item = await asyncio.get_running_loop().run_in_executor(None, next, pieces, None)
+            if item is None:
+                return
+            await maybe(item[1])
+            yield item[0]
+
+    def __enter__(self) -> _Upload:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._own:
+            self._file.close()
 
 
 class _Pull:
@@ -350,6 +445,41 @@ class _Pull:
         if self._image is None:
             raise TransportError("the pull ended without an image", sent=True)
         return self._image
+
+
+# Pickling: what Ray, multiprocessing and the like send to other processes. The
+# key goes along, since the other side may be a machine without COVE_KEY: such a
+# pickle is as secret as the key.
+
+_Pickled = tuple[str, str, float, float, float, Optional[str]]
+
+
+def _pickled(settings: Settings, ca: Optional[str], given: Optional[object]) -> _Pickled:
+    if given is not None:
+        raise TypeError("a client with an http_client of yours cannot be pickled: make one over there")
+    s = settings
+    return s.url, s.key, s.request_timeout, s.retry_timeout, s.create_timeout, ca
+
+
+_again: dict[tuple[int, _Pickled], Client] = {}
+
+
+def _client_again(*made_of: Any) -> Client:
+    """One for all sandboxes that come with the same client: connections are shared as they were."""
+    name = os.getpid(), cast("_Pickled", made_of)
+    with _lock:
+        client = _again.get(name)
+        if client is None:
+            url, key, request, retry, create, ca = made_of
+            client = _again[name] = Client(
+                url, key, request_timeout=request, retry_timeout=retry, create_timeout=create, ca=ca
+            )
+        return client
+
+
+def _async_client_again(*made_of: Any) -> AsyncClient:
+    url, key, request, retry, create, ca = made_of
+    return AsyncClient(url, key, request_timeout=request, retry_timeout=retry, create_timeout=create, ca=ca)
 
 
 # The default clients. One per server and key, so that a changed COVE_URL takes

@@ -11,6 +11,7 @@ from typing import Any, Optional
 from ._values import parse_duration, parse_int, parse_time
 from .errors import CommandError
 from .network import Network
+from .types import EndCause, StreamName
 
 Json = Mapping[str, Any]
 
@@ -24,7 +25,7 @@ class End:
     egress_denied, infra. A newer server may know more.
     """
 
-    cause: str
+    cause: EndCause
     exit_code: int = 0
     signal: str = ""
     detail: str = ""
@@ -180,7 +181,7 @@ class Stats:
 class Output:
     """A run of bytes of one stream of a process."""
 
-    stream: str
+    stream: StreamName
     """stdout, stderr or pty."""
     data: bytes
     offset: int

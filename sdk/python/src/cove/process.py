@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import inspect
 import threading
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from typing import Any, Callable, Optional, Union
 
@@ -19,9 +20,10 @@ from . import _calls
 from ._core import STREAM_SILENCE
 from ._session import Collector, Listeners, Piece, ProcessSession, TextDecoder
 from ._stdin import NOBODY_READS, as_bytes, cut
+from ._values import Seconds, to_seconds
 from ._wire import AsyncReply, Reply
 from .client import AsyncClient, Client, maybe
-from .errors import CoveError
+from .errors import CoveError, DeadlineExceeded
 from .models import End, Output, Result
 
 Listener = Callable[[str], Any]
@@ -35,7 +37,8 @@ class _ProcessState:
     def __init__(self, session: ProcessSession) -> None:
         self._session = session
         self._decoder = TextDecoder()
-        self._pending: list[Piece] = []  # came together with the start
+        self._pending: list[Piece] = []  # came, and nobody has read it yet
+        self._collector = Collector()  # of wait(); what it has when its time is over stays for the next
 
     @property
     def exec_id(self) -> str:
@@ -72,6 +75,29 @@ class _ProcessState:
         return f"<{type(self).__name__} {self.exec_id} pid {self.pid} {state}>"
 
 
+class _Until:
+    """A moment after which a reader does not wait any longer. Real time: sockets wait in it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._at = seconds, time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds until then; DeadlineExceeded once it is past."""
+        left = self._at - time.monotonic()
+        if left <= 0:
+            raise self.over()
+        return left
+
+    def over(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"nothing came to an end in {self._seconds:g} s", hint="the process runs on: ask again, or kill() it"
+        )
+
+
+def _until(timeout: Optional[Seconds]) -> Optional[_Until]:
+    return None if timeout is None else _Until(to_seconds("timeout", timeout))
+
+
 class Process(_ProcessState):
     """A process that was started or attached to. Iterate over its output, or wait() for its end."""
 
@@ -90,16 +116,19 @@ class Process(_ProcessState):
             self._pending += pieces
         return self
 
-    def _pull(self) -> Optional[list[Piece]]:
+    def _pull(self, until: Optional[_Until] = None) -> Optional[list[Piece]]:
         """The output of the next chunk that has news; None once the stream is over."""
         session = self._session
         while True:
             try:
+                silence = STREAM_SILENCE if until is None else min(STREAM_SILENCE, until.left())
+                if self._reply is not None:
+                    self._reply.within(silence)
                 if self._chunks is None:
                     if session.end is not None:
                         return None
                     method, message = session.open()
-                    self._reply = self._client.stream(method, message, STREAM_SILENCE)
+                    self._reply = self._client.stream(method, message, silence)
                     self._chunks = iter(self._reply.chunks())
                 chunk = next(self._chunks, None)
                 if chunk is not None:
@@ -114,15 +143,17 @@ class Process(_ProcessState):
                 self.close()
                 if session.end is not None:
                     return None  # all has come; how the connection went does not matter
+                if until is not None:
+                    until.left()
                 delay = session.broke(err, self._client._settings.backoff)
                 self._client._settings.clock.sleep(delay)
 
-    def _pieces(self) -> Iterator[list[Piece]]:
+    def _pieces(self, until: Optional[_Until] = None) -> Iterator[list[Piece]]:
         if self._pending:
             pending, self._pending = self._pending, []
             yield pending
         while True:
-            pieces = self._pull()
+            pieces = self._pull(until)
             if pieces is None:
                 return
             yield pieces
@@ -133,11 +164,32 @@ class Process(_ProcessState):
             for piece in pieces:
                 yield self._decoder.output(piece)
 
-    def wait(self, *, on_stdout: Optional[Listener] = None, on_stderr: Optional[Listener] = None) -> Result:
-        """Read to the end. The result has the output that was not read by iterating."""
-        collector = Collector()
+    def read(self, timeout: Optional[Seconds] = None) -> Optional[Output]:
+        """The next output, or None once the process has ended. DeadlineExceeded (a TimeoutError) if none
+        came in timeout seconds; the process runs on, and nothing is lost."""
+        until = _until(timeout)
+        while not self._pending:
+            pieces = self._pull(until)
+            if pieces is None:
+                return None
+            self._pending += pieces
+        return self._decoder.output(self._pending.pop(0))
+
+    def wait(
+        self,
+        timeout: Optional[Seconds] = None,
+        *,
+        on_stdout: Optional[Listener] = None,
+        on_stderr: Optional[Listener] = None,
+    ) -> Result:
+        """Read to the end. The result has the output that was not read by iterating or read().
+
+        DeadlineExceeded (a TimeoutError) after timeout seconds: the process runs
+        on, and a later wait() has what came until then too.
+        """
+        collector = self._collector
         listeners = Listeners(on_stdout, on_stderr)
-        for pieces in self._pieces():
+        for pieces in self._pieces(_until(timeout)):
             collector.add(pieces)
             if listeners:
                 for callback, text in listeners.calls(pieces):
@@ -269,12 +321,23 @@ class AsyncProcess(_ProcessState):
                 delay = session.broke(err, self._client._settings.backoff)
                 await self._client._settings.clock.async_sleep(delay)
 
-    async def _pieces(self) -> AsyncIterator[list[Piece]]:
+    async def _pull_until(self, until: Optional[_Until]) -> Optional[list[Piece]]:
+        if until is None:
+            return await self._pull()
+        try:
+            return await asyncio.wait_for(self._pull(), until.left())
+        except asyncio.TimeoutError as err:
+            if isinstance(err, CoveError):
+                raise
+            await self.close()  # cut in the middle; the next goes on at the same byte
+            raise until.over() from None
+
+    async def _pieces(self, until: Optional[_Until] = None) -> AsyncIterator[list[Piece]]:
         if self._pending:
             pending, self._pending = self._pending, []
             yield pending
         while True:
-            pieces = await self._pull()
+            pieces = await self._pull_until(until)
             if pieces is None:
                 return
             yield pieces
@@ -285,13 +348,27 @@ class AsyncProcess(_ProcessState):
             for piece in pieces:
                 yield self._decoder.output(piece)
 
+    async def read(self, timeout: Optional[Seconds] = None) -> Optional[Output]:
+        """The next output, or None once the process has ended; see Process.read."""
+        until = _until(timeout)
+        while not self._pending:
+            pieces = await self._pull_until(until)
+            if pieces is None:
+                return None
+            self._pending += pieces
+        return self._decoder.output(self._pending.pop(0))
+
     async def wait(
-        self, *, on_stdout: Optional[AsyncListener] = None, on_stderr: Optional[AsyncListener] = None
+        self,
+        timeout: Optional[Seconds] = None,
+        *,
+        on_stdout: Optional[AsyncListener] = None,
+        on_stderr: Optional[AsyncListener] = None,
     ) -> Result:
-        """Read to the end. The result has the output that was not read by iterating."""
-        collector = Collector()
+        """Read to the end; see Process.wait. on_stdout and on_stderr may be coroutine functions."""
+        collector = self._collector
         listeners = Listeners(on_stdout, on_stderr)
-        async for pieces in self._pieces():
+        async for pieces in self._pieces(_until(timeout)):
             collector.add(pieces)
             if listeners:
                 for callback, text in listeners.calls(pieces):

@@ -9,6 +9,7 @@ from typing import Any, Optional, Union, cast
 
 from . import _calls, _port_calls, _state_calls
 from ._calls import Command, Created
+from ._opening import opening
 from ._session import ProcessSession
 from ._stdin import AsyncStdin, Stdin, split
 from ._values import Seconds, Size
@@ -18,12 +19,15 @@ from .errors import CoveError, SandboxEnded
 from .files import AsyncFiles, Files
 from .models import End, ProcessList, Result, SandboxInfo, Stats
 from .network import Flow, NetworkLike, NetworkStatus
+from .port import AsyncPort, Port
 from .process import AsyncListener, AsyncProcess, AsyncStdinPump, Listener, Process, StdinPump
 from .recording import RecordingState
 from .replay import RecordLike, Replay
+from .shell import SHELL, AsyncShell, Shell
 from .snapshot import AsyncSnapshot, OnProgress, Snapshot, Taking
 from .state import Forks, SnapshotInfo, Tree
 from .template import AsyncTemplate, Template
+from .types import OnIdle, StateName
 from .volume import Mounts
 
 User = Union[str, int]
@@ -61,6 +65,10 @@ class _SandboxState:
     def _seen(self, info: SandboxInfo) -> SandboxInfo:
         self.last_info = info
         return info
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled, it is the same sandbox elsewhere; what this process serves for it stays here. See Client."""
+        return {**self.__dict__, "_served": []}
 
     def __repr__(self) -> str:
         info = self.last_info
@@ -106,7 +114,7 @@ class Sandbox(_SandboxState):
         pids: Optional[int] = None,
         timeout: Optional[Seconds] = None,
         idle_timeout: Optional[Seconds] = None,
-        on_idle: Optional[str] = None,
+        on_idle: Optional[OnIdle] = None,
         env: Optional[Mapping[str, str]] = None,
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
@@ -174,7 +182,7 @@ class Sandbox(_SandboxState):
         cls,
         labels: Optional[Mapping[str, str]] = None,
         *,
-        states: Optional[Sequence[str]] = None,
+        states: Optional[Sequence[StateName]] = None,
         page_size: int = 100,
         client: Optional[Client] = None,
     ) -> Iterator[Sandbox]:
@@ -345,9 +353,26 @@ class Sandbox(_SandboxState):
         """Wake it; it runs when this returns."""
         return self._created(self._client.call(_state_calls.resume(self.id)))
 
-    def url(self, port: int, *, ttl: Optional[Seconds] = None) -> str:
-        """Where a port is reached from outside, with a token that opens it for ttl seconds (default: an hour)."""
-        return _port_calls.whole(self._client.url, self._client.call(_port_calls.url(self.id, port, ttl)))
+    def url(self, port: int, path: str = "", *, ttl: Optional[Seconds] = None) -> str:
+        """Where a port, or a path there, is reached from outside, with a token that opens it for ttl seconds
+        (default: an hour). A path put behind it would end up behind the token: give it here, or use port()."""
+        answer = self._client.call(_port_calls.url(self.id, port, ttl))
+        return _port_calls.whole(self._client.url, answer, path)
+
+    def port(self, port: int, *, ttl: Optional[Seconds] = None) -> Port:
+        """A port as any HTTP client reaches it: .url, .headers with the token, and .fetch(path)."""
+        return Port(self._client, port, self._client.call(_port_calls.url(self.id, port, ttl)))
+
+    def shell(
+        self,
+        *,
+        cwd: Optional[str] = None,
+        env: Optional[Mapping[str, str]] = None,
+        user: Optional[User] = None,
+    ) -> Shell:
+        """A shell that keeps its directory, variables and functions between run()s; with a block ends it."""
+        process = self.start([*SHELL], cwd=cwd, env=env, user=user, stdin=True)
+        return Shell(process)
 
     def set_public(self, port: int, public: bool = True) -> None:
         """Let anyone who knows its address reach a port, without a token; or no longer."""
@@ -438,7 +463,7 @@ class Sandbox(_SandboxState):
 class AsyncSandbox(_SandboxState):
     """A sandbox for asyncio. As an async context manager it is killed on the way out.
 
-    >>> async with await AsyncSandbox.create() as sb:
+    >>> async with AsyncSandbox.create() as sb:
     ...     print((await sb.exec("uname -a")).stdout)
     """
 
@@ -450,6 +475,7 @@ class AsyncSandbox(_SandboxState):
         self._served: builtins.list[AsyncCallback] = []
 
     @classmethod
+    @opening
     async def create(
         cls,
         image: Optional[str] = None,
@@ -463,7 +489,7 @@ class AsyncSandbox(_SandboxState):
         pids: Optional[int] = None,
         timeout: Optional[Seconds] = None,
         idle_timeout: Optional[Seconds] = None,
-        on_idle: Optional[str] = None,
+        on_idle: Optional[OnIdle] = None,
         env: Optional[Mapping[str, str]] = None,
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
@@ -516,7 +542,7 @@ class AsyncSandbox(_SandboxState):
         cls,
         labels: Optional[Mapping[str, str]] = None,
         *,
-        states: Optional[Sequence[str]] = None,
+        states: Optional[Sequence[StateName]] = None,
         page_size: int = 100,
         client: Optional[AsyncClient] = None,
     ) -> AsyncIterator[AsyncSandbox]:
@@ -667,9 +693,26 @@ class AsyncSandbox(_SandboxState):
         """Wake it; it runs when this returns."""
         return self._created(await self._client.call(_state_calls.resume(self.id)))
 
-    async def url(self, port: int, *, ttl: Optional[Seconds] = None) -> str:
-        """Where a port is reached from outside, with a token that opens it for ttl seconds (default: an hour)."""
-        return _port_calls.whole(self._client.url, await self._client.call(_port_calls.url(self.id, port, ttl)))
+    async def url(self, port: int, path: str = "", *, ttl: Optional[Seconds] = None) -> str:
+        """Where a port, or a path there, is reached from outside, with a token that opens it for ttl seconds
+        (default: an hour). A path put behind it would end up behind the token: give it here, or use port()."""
+        answer = await self._client.call(_port_calls.url(self.id, port, ttl))
+        return _port_calls.whole(self._client.url, answer, path)
+
+    async def port(self, port: int, *, ttl: Optional[Seconds] = None) -> AsyncPort:
+        """A port as any HTTP client reaches it: .url, .headers with the token, and .fetch(path)."""
+        return AsyncPort(self._client, port, await self._client.call(_port_calls.url(self.id, port, ttl)))
+
+    async def shell(
+        self,
+        *,
+        cwd: Optional[str] = None,
+        env: Optional[Mapping[str, str]] = None,
+        user: Optional[User] = None,
+    ) -> AsyncShell:
+        """A shell that keeps its directory, variables and functions between run()s; with a block ends it."""
+        process = await self.start([*SHELL], cwd=cwd, env=env, user=user, stdin=True)
+        return await AsyncShell(process)._open()
 
     async def set_public(self, port: int, public: bool = True) -> None:
         """Let anyone who knows its address reach a port, without a token; or no longer."""
