@@ -78,7 +78,7 @@ live on and the next start finds them. A second signal ends it at once.`,
 	return cmd
 }
 
-// reapCmd leaves the machine as it was before the first start; "make stop"
+// reapCmd leaves the machine as it was before the first start; "make down"
 // calls it.
 func (a *app) reapCmd() *cobra.Command {
 	var c ServeConfig

@@ -223,6 +223,7 @@ func keyTaken(key string) error {
 // specHash is of the spec as asked for, before defaults: a server with other
 // defaults still knows the request again. Maps are marshalled sorted.
 func specHash(spec sandbox.Spec) string {
+	spec.Lease = "" // who asks is no part of what is asked for
 	b, err := json.Marshal(spec)
 	if err != nil {
 		panic(err) // strings and numbers only

@@ -39,6 +39,7 @@ class Settings:
         clock: Optional[Clock],
     ) -> None:
         self.url = resolve_url(url)
+        self.key = resolve_key(key)
         self.request_timeout = request_timeout
         self.retry_timeout = retry_timeout
         self.create_timeout = create_timeout
@@ -46,7 +47,7 @@ class Settings:
         self.reached = False
         """Whether the server has ever answered."""
         self._base = [
-            ("authorization", "Bearer " + resolve_key(key)),
+            ("authorization", "Bearer " + self.key),
             ("user-agent", "cove-python/" + VERSION),
             ("accept-encoding", "identity"),  # local traffic: compressing costs more than it saves
         ]

@@ -39,6 +39,7 @@ class Client:
     create_timeout: seconds Sandbox.create waits for a full server.
     ca: file with the authority to trust, for a server with a certificate of its
     own (COVE_CA).
+    keep: its sandboxes outlive this process, unless create() says otherwise.
     http_client: an httpx.Client to use for everything (proxies, client
     certificates, custom trust); it stays yours to close.
     """
@@ -52,11 +53,14 @@ class Client:
         retry_timeout: float = 30.0,
         create_timeout: float = 60.0,
         ca: Optional[str] = None,
+        keep: bool = False,
         http_client: Optional[httpx.Client] = None,
         _clock: Optional[Clock] = None,
     ) -> None:
         self._settings = Settings(url, key, request_timeout, retry_timeout, create_timeout, _clock)
         ca = resolve_ca(ca)
+        self.keep = keep
+        self._ca, self._http_client = ca, http_client
         self._bulk: Wire = HttpxWire(self.url, http_client, ca)
         direct = http_client is None and not behind_proxy(self.url)
         self._wire: Wire = Http1Wire(self.url, ca) if direct else self._bulk
@@ -187,11 +191,14 @@ class AsyncClient:
         retry_timeout: float = 30.0,
         create_timeout: float = 60.0,
         ca: Optional[str] = None,
+        keep: bool = False,
         http_client: Optional[httpx.AsyncClient] = None,
         _clock: Optional[Clock] = None,
     ) -> None:
         self._settings = Settings(url, key, request_timeout, retry_timeout, create_timeout, _clock)
         ca = resolve_ca(ca)
+        self.keep = keep
+        self._ca, self._http_client = ca, http_client
         self._bulk: AsyncWire = AsyncHttpxWire(self.url, http_client, ca)
         direct = http_client is None and not behind_proxy(self.url)
         self._wire: AsyncWire = AsyncHttp1Wire(self.url, ca) if direct else self._bulk

@@ -15,7 +15,7 @@ import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from typing import Any, Callable, Optional, Union
 
-from . import _calls
+from . import _calls, _lease
 from ._core import STREAM_SILENCE
 from ._session import Collector, Listeners, Piece, ProcessSession, TextDecoder
 from ._stdin import NOBODY_READS, as_bytes, cut
@@ -36,6 +36,16 @@ class _ProcessState:
         self._session = session
         self._decoder = TextDecoder()
         self._pending: list[Piece] = []  # came together with the start
+        self._kills = False  # a reader that is interrupted takes the process along
+
+    def _kill_on_cancel(self, choice: Optional[bool]) -> None:
+        self._kills = choice is not False
+        self._session.kill_on_cancel = choice is True
+
+    def _stray(self, kind: Any) -> bool:
+        """Whether leaving with this exception is to kill the process: it is not over, and was not another's."""
+        interrupted = isinstance(kind, type) and not issubclass(kind, Exception)
+        return self._kills and interrupted and self.end is None and not self.replayed
 
     @property
     def exec_id(self) -> str:
@@ -66,6 +76,9 @@ class _ProcessState:
     def end(self) -> Optional[End]:
         """How it ended; None until the end has been read."""
         return self._session.end
+
+    def _killing(self) -> _calls.Call[None]:
+        return _calls.signal(self._session.sandbox_id, self.exec_id, "SIGKILL", False)
 
     def __repr__(self) -> str:
         state = str(self.end) if self.end else "running"
@@ -176,8 +189,10 @@ class Process(_ProcessState):
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: Any, *_: object) -> None:
         self.close()
+        if self._stray(kind):
+            _lease.keeper_of(self._client).undo(self._killing())
 
 
 class StdinPump:
@@ -333,8 +348,10 @@ class AsyncProcess(_ProcessState):
     async def __aenter__(self) -> AsyncProcess:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: Any, *_: object) -> None:
         await self.close()
+        if self._stray(kind):
+            await _lease.settled(_lease.keeper_of(self._client).undo(self._killing()))
 
 
 class AsyncStdinPump:
