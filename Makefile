@@ -8,7 +8,8 @@ SHELL       := /bin/bash
 # Where the server of "make start" keeps its state and listens.
 DATA   ?= $(or $(COVE_DATA),/var/lib/cove)
 LISTEN ?= 127.0.0.1:7777
-# make stop KEEP=1 leaves the sandboxes running.
+# make stop ALL=1 removes the sandboxes too. KEEP=1 is what is done anyway.
+ALL    ?=
 KEEP   ?=
 
 GO      ?= go
@@ -33,9 +34,9 @@ export GOFLAGS
 export CGO_ENABLED := 0
 GOBUILD := $(GO) build
 
-export DATA LISTEN KEEP
+export DATA LISTEN ALL KEEP
 
-.PHONY: help start stop restart status build test test-go test-python race lint bench proto deps test-deps clean FORCE
+.PHONY: help start stop down restart status build test test-go test-python race lint bench proto deps test-deps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,11 +44,14 @@ help: ## this list
 start: deps build $(VENV)/.sdk ## install what is missing, build, start the server, show a first sandbox
 	@scripts/start.sh
 
-stop: ## end the server and its sandboxes (KEEP=1 keeps the sandboxes)
+stop: ## end the server; its sandboxes run on (ALL=1 removes them)
 	@scripts/stop.sh
 
+down: ## end the server and remove its sandboxes: the machine is as before
+	@ALL=1 KEEP= scripts/stop.sh
+
 restart: build ## a new server over the same sandboxes
-	@KEEP=1 scripts/stop.sh
+	@ALL= scripts/stop.sh
 	@scripts/start.sh
 
 status: bin/cove ## doctor, and what the server runs

@@ -66,6 +66,7 @@ type ServeConfig struct {
 	TLSACMECA       string        // file with the CA of that directory; "" = the system's
 	QueueWait       time.Duration // how long a create waits on a full node
 	AuditRetention  time.Duration
+	DefaultTimeout  time.Duration // of sandboxes that say nothing about their end; 0 = never
 
 	Network   string   // of sandboxes that ask for none: none or public
 	Resolvers []string // that names are asked of; none = those of /etc/resolv.conf
@@ -225,7 +226,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 		}
 	}
 	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
-		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.rmCmd())
+		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.leaseCmd(), a.rmCmd())
 	add("network", a.netCmd(), a.secretCmd(), a.recordingCmd(), a.urlCmd(), a.callbackCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
 	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
 	add("admin", a.imageCmd(), a.keyCmd(), a.tenantCmd(), a.auditCmd())

@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // specFlags are what a sandbox can be asked for; create and run share them.
@@ -17,7 +20,8 @@ type specFlags struct {
 	memoryLimit size
 	disk        size
 	pids        int64
-	timeout     duration
+	timeout     lifetime
+	lease       string
 	idle        duration
 	env         keyValues
 	labels      keyValues
@@ -59,10 +63,11 @@ func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
 	_ = cmd.RegisterFlagCompletionFunc("replay", a.recordingNames(0))
 	fs.StringSliceVar(&f.secrets, "secret", nil, "secret that its requests leave with, by name (repeatable)")
 	_ = cmd.RegisterFlagCompletionFunc("secret", a.secretNames)
-	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h (default: never)")
+	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h, or none (default: the server's, without --idle-timeout and --lease)")
 	fs.Var(&f.idle, "idle-timeout", "end or pause it after this long with no call and no process (default: never)")
 	fs.StringVar(&f.onIdle, "on-idle", "", "what --idle-timeout does: kill (default) or pause")
 	_ = cmd.RegisterFlagCompletionFunc("on-idle", cobra.FixedCompletions([]string{"kill", "pause"}, cobra.ShellCompDirectiveNoFileComp))
+	fs.StringVar(&f.lease, "lease", "", "end it when this lease is not renewed any more: see cove lease")
 	fs.StringVar(&f.idem, "idempotency-key", "", "the same key returns the same sandbox, however often it is sent")
 }
 
@@ -76,7 +81,7 @@ func (f *specFlags) request() *covev1.CreateSandboxRequest {
 			},
 			Env: f.env.m, Labels: f.labels.m, Timeout: f.timeout.proto(), IdleTimeout: f.idle.proto(),
 			OnIdle: f.onIdle, Snapshot: f.snapshot, Template: f.template, Volumes: f.volumes.list,
-			Network: f.net.network(), Secrets: f.secrets,
+			Network: f.net.network(), Secrets: f.secrets, Lease: f.lease,
 		},
 	}
 }
@@ -99,11 +104,10 @@ func (a *app) createCmd() *cobra.Command {
 				}
 				f.image = args[0]
 			}
-			api, err := a.client()
-			if err != nil {
+			if _, err := a.client(); err != nil {
 				return err
 			}
-			resp, err := api.Sandboxes.Create(cmd.Context(), connect.NewRequest(f.request()))
+			resp, err := a.createSandbox(cmd.Context(), f.request())
 			if err != nil {
 				return err
 			}
@@ -119,4 +123,28 @@ func (a *app) createCmd() *cobra.Command {
 	a.addSpecFlags(cmd, &f)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandbox as JSON")
 	return cmd
+}
+
+// createSandbox is the call, with nothing left of it when ctx ends first. A
+// server that hears of that in time leaves nothing anyway; for the answer that
+// was already on its way the sandbox is ended by the key of the request. A key of
+// the user's own may stand for a sandbox of before, so that is left alone.
+func (a *app) createSandbox(ctx context.Context, req *covev1.CreateSandboxRequest) (*connect.Response[covev1.CreateSandboxResponse], error) {
+	ours := req.IdempotencyKey == ""
+	if ours {
+		req.IdempotencyKey = newExecID() + newExecID()
+	}
+	resp, err := a.api.Sandboxes.Create(ctx, connect.NewRequest(req))
+	if ours && ctx.Err() != nil {
+		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
+		defer cancel()
+		_, kerr := a.api.Sandboxes.Kill(rctx, connect.NewRequest(&covev1.KillRequest{IdempotencyKey: req.IdempotencyKey}))
+		if kerr != nil && !errors.Is(kerr, sandbox.ErrNotFound) {
+			a.warnf("a sandbox may have been created and could not be removed: %v", kerr)
+		}
+		if err == nil {
+			err = &sandbox.Error{Class: sandbox.Canceled, Err: ctx.Err()}
+		}
+	}
+	return resp, err
 }

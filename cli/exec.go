@@ -19,7 +19,7 @@ func (a *app) execCmd() *cobra.Command {
 	var env keyValues
 	var timeout duration
 	var execID, line string
-	var detach, asJSON bool
+	var detach, asJSON, killOnCancel bool
 	env.bare = func(k string) (string, bool) { v := a.Getenv(k); return v, v != "" }
 	cmd := &cobra.Command{
 		Use:   "exec [flags] ID -- COMMAND [ARG...]",
@@ -27,7 +27,9 @@ func (a *app) execCmd() *cobra.Command {
 		Long: `Run a command in a sandbox. Ends with the command's exit code, 124 when its
 --timeout passed, 128+n when signal n ended it, 125 when Cove itself failed.
 
-Ctrl-C is passed on; a second one kills the command, a third one leaves.
+Ctrl-C is passed on; a second one kills the command, a third one leaves. When
+this program is killed or its machine is lost, the command runs on, unless
+--kill-on-cancel is given.
 When the connection breaks it is taken up again where it broke: nothing runs
 twice and no output is lost. The same holds between two calls with the same
 --exec-id: the second attaches to the first and replays its output.
@@ -58,13 +60,16 @@ one object with its stdout, stderr and end is printed.`,
 				return err
 			}
 			spec := &covev1.ProcessSpec{ExecId: execID, Args: command, Command: line, Env: env.m, Timeout: timeout.proto()}
+			if detach && killOnCancel {
+				return usagef("leave out one of them", "--detach leaves it running, --kill-on-cancel does not")
+			}
 			if detach {
 				return a.startDetached(cmd, id, spec, pf, asJSON)
 			}
 			if asJSON {
-				return a.execCaptured(ctx, id, spec, pf)
+				return a.execCaptured(ctx, id, spec, pf, killOnCancel)
 			}
-			s := &session{app: a, flags: pf}
+			s := &session{app: a, flags: pf, killOnCancel: killOnCancel}
 			return s.run(ctx, id, spec)
 		},
 	}
@@ -76,6 +81,7 @@ one object with its stdout, stderr and end is printed.`,
 	fs.Var(&timeout, "timeout", "kill the command and its children after this long (default: never)")
 	fs.StringVar(&execID, "exec-id", "", "name of this run: the same id never runs twice in a sandbox")
 	fs.StringVarP(&line, "command", "c", "", "a line for the sandbox's shell instead of a command")
+	fs.BoolVar(&killOnCancel, "kill-on-cancel", false, "kill the command 30 s after this program is gone without a word (default: it runs on)")
 	fs.BoolVarP(&detach, "detach", "d", false, "print the exec id and leave it running")
 	fs.BoolVar(&asJSON, "json", false, "print output and end as JSON when it has ended; with --detach what was started")
 	return cmd
@@ -114,12 +120,12 @@ type executedJSON struct {
 const maxCaptured = 16 << 20
 
 // execCaptured runs a command and prints it as JSON when it has ended.
-func (a *app) execCaptured(ctx context.Context, id string, spec *covev1.ProcessSpec, pf processFlags) error {
+func (a *app) execCaptured(ctx context.Context, id string, spec *covev1.ProcessSpec, pf processFlags, killOnCancel bool) error {
 	if pf.tty {
 		return usagef("leave out -t or --json", "--json keeps stdout and stderr apart, which a terminal does not")
 	}
 	var stdout, stderr bytes.Buffer
-	s := &session{app: a, flags: pf}
+	s := &session{app: a, flags: pf, killOnCancel: killOnCancel}
 	s.onOutput = func(o *covev1.ProcessOutput) error {
 		to, room := &stdout, maxCaptured-stdout.Len()-stderr.Len()
 		if o.GetStream() == covev1.OutputStream_OUTPUT_STREAM_STDERR {

@@ -28,9 +28,11 @@ import (
 // fakeAPI is a server that remembers what it was asked and answers from
 // memory. Tests set what is special about it before the first call.
 type fakeAPI struct {
-	network *covev1.Network // last set
-	secrets []*covev1.CreateSecretRequest
-	uses    *covev1.SetSecretsRequest
+	killedKeys []string        // kills by idempotency key; all are of nothing
+	onCreate   func()          // runs before a create
+	network    *covev1.Network // last set
+	secrets    []*covev1.CreateSecretRequest
+	uses       *covev1.SetSecretsRequest
 
 	url string
 
@@ -89,6 +91,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.Handle(covev1.NewKeysHandler(fakeKeys{f}, opt))
 	mux.Handle(covev1.NewSystemHandler(fakeSystem{f}, opt))
 	mux.Handle(covev1.NewTenantsHandler(fakeTenants{f: f}, opt))
+	mux.Handle(covev1.NewLeasesHandler(fakeLeases{}, opt))
 	mux.Handle(covev1.NewSecretsHandler(fakeSecrets{f}, opt))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/connect", func(w http.ResponseWriter, r *http.Request) {
 		err := f.fail["connect"]
@@ -186,6 +189,9 @@ func (f *fakeAPI) find(id string) (*covev1.Sandbox, error) {
 type fakeSandboxes struct{ *fakeAPI }
 
 func (f fakeSandboxes) Create(ctx context.Context, r *connect.Request[covev1.CreateSandboxRequest]) (*connect.Response[covev1.CreateSandboxResponse], error) {
+	if f.onCreate != nil {
+		f.onCreate()
+	}
 	f.mu.Lock()
 	f.created = append(f.created, r.Msg)
 	id := fmt.Sprintf("sb%d", len(f.created))
@@ -238,6 +244,9 @@ func (f fakeSandboxes) SetTimeout(ctx context.Context, r *connect.Request[covev1
 	}
 	return connect.NewResponse(&covev1.SetTimeoutResponse{Sandbox: s}), nil
 }
+func (f fakeSandboxes) SetLease(ctx context.Context, r *connect.Request[covev1.SetLeaseRequest]) (*connect.Response[covev1.SetLeaseResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, nil)
+}
 func (f fakeSandboxes) Reset(ctx context.Context, r *connect.Request[covev1.ResetRequest]) (*connect.Response[covev1.ResetResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -251,6 +260,10 @@ func (f fakeSandboxes) Reset(ctx context.Context, r *connect.Request[covev1.Rese
 func (f fakeSandboxes) Kill(ctx context.Context, r *connect.Request[covev1.KillRequest]) (*connect.Response[covev1.KillResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if key := r.Msg.GetIdempotencyKey(); key != "" {
+		f.killedKeys = append(f.killedKeys, key)
+		return nil, wire.ToConnect(sandbox.ErrNotFound)
+	}
 	s, err := f.find(r.Msg.GetId())
 	if err != nil {
 		return nil, err

@@ -24,6 +24,8 @@ type follower struct {
 	execID  string
 	spec    *covev1.ProcessSpec // nil: attach to what was started before
 	offset  int64
+	// killOnCancel has the server end the process when nobody reads it any more.
+	killOnCancel bool
 
 	onStart  func(*covev1.ProcessStarted) // once
 	onOutput func(*covev1.ProcessOutput) error
@@ -100,10 +102,10 @@ func (f *follower) once(ctx context.Context) (end *covev1.ProcessEnd, progress b
 	defer cancel()
 	var s *connect.ServerStreamForClient[covev1.ProcessEvent]
 	if f.spec != nil && !f.started {
-		s, err = f.app.api.Processes.Start(ctx, connect.NewRequest(&covev1.StartProcessRequest{SandboxId: f.sandbox, Process: f.spec, Offset: f.offset}))
+		s, err = f.app.api.Processes.Start(ctx, connect.NewRequest(&covev1.StartProcessRequest{SandboxId: f.sandbox, Process: f.spec, Offset: f.offset, KillOnCancel: f.killOnCancel}))
 	} else {
 		// Not Start again: after a reset the same exec_id would be a new run.
-		s, err = f.app.api.Processes.Attach(ctx, connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: f.sandbox, ExecId: f.execID, Offset: f.offset}))
+		s, err = f.app.api.Processes.Attach(ctx, connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: f.sandbox, ExecId: f.execID, Offset: f.offset, KillOnCancel: f.killOnCancel}))
 	}
 	if err != nil {
 		return nil, false, err

@@ -17,7 +17,7 @@ func (a *app) forkCmd() *cobra.Command {
 	var n, ready int32
 	var from string
 	var labels, env keyValues
-	var timeout duration
+	var timeout lifetime
 	var asJSON bool
 	env.bare = func(k string) (string, bool) { v := a.Getenv(k); return v, v != "" }
 	cmd := &cobra.Command{
@@ -77,7 +77,7 @@ it was, with its own id, secrets and randomness. All are made, or with
 	_ = cmd.RegisterFlagCompletionFunc("snapshot", a.snapshotNames(0))
 	fs.VarP(&labels, "label", "l", "label over the source's (repeatable)")
 	fs.VarP(&env, "env", "e", "variable over the source's, for processes started later (repeatable)")
-	fs.Var(&timeout, "timeout", "end the children this long from now (default: as the source)")
+	fs.Var(&timeout, "timeout", "end the children this long from now, or none (default: as the source)")
 	fs.BoolVar(&asJSON, "json", false, "print a JSON array with a sandbox or an error for each child")
 	return cmd
 }

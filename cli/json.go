@@ -30,6 +30,7 @@ type sandboxJSON struct {
 	TimeoutS    float64           `json:"timeout_s,omitempty"`
 	IdleS       float64           `json:"idle_timeout_s,omitempty"`
 	OnIdle      string            `json:"on_idle,omitempty"`
+	Lease       string            `json:"lease,omitempty"`
 	Snapshot    string            `json:"snapshot,omitempty"`
 	Template    string            `json:"template,omitempty"`
 	Volumes     []mountJSON       `json:"volumes,omitempty"`
@@ -61,7 +62,7 @@ func toSandboxJSON(s *covev1.Sandbox) sandboxJSON {
 		CPU: r.GetCpu(), Memory: r.GetMemory(), MemoryLimit: r.GetMemoryLimit(), Disk: r.GetDisk(), Pids: r.GetPids(),
 		Env: s.GetSpec().GetEnv(), Labels: s.GetSpec().GetLabels(),
 		TimeoutS: s.GetSpec().GetTimeout().AsDuration().Seconds(), IdleS: s.GetSpec().GetIdleTimeout().AsDuration().Seconds(),
-		OnIdle: s.GetSpec().GetOnIdle(), Snapshot: s.GetSpec().GetSnapshot(), Template: s.GetSpec().GetTemplate(), Volumes: toMountsJSON(s.GetSpec().GetVolumes()),
+		OnIdle: s.GetSpec().GetOnIdle(), Lease: s.GetSpec().GetLease(), Snapshot: s.GetSpec().GetSnapshot(), Template: s.GetSpec().GetTemplate(), Volumes: toMountsJSON(s.GetSpec().GetVolumes()),
 		Parent: s.GetParent(), Ancestors: s.GetAncestors(), Standby: s.GetStandby(),
 		CreatedAt: timeOf(s.GetCreatedAt()), ExpiresAt: timeOf(s.GetExpiresAt()), End: toEndJSON(s.GetEnd()),
 	}

@@ -27,7 +27,7 @@ func TestTheDocumentedJSONIsTheJSON(t *testing.T) {
 		"sandbox": {sandboxJSON{}, mountJSON{}}, "fork": {forkJSON{}, errorJSON{}}, "snapshot": {snapshotJSON{}}, "deleted": {deletedJSON{}},
 		"pruned": {prunedJSON{}, prunedSnapshotJSON{}}, "verified": {verifiedJSON{}}, "tree": {treeJSON{}}, "template": {templateJSON{}},
 		"volume": {volumeJSON{}, holderJSON{}}, "file": {fileJSON{}},
-		"network": {networkJSON{}, replayJSON{}, missJSON{}}, "recording": {recordingJSON{}}, "requests": {exchangeJSON{}}, "flow": {flowJSON{}}, "secret": {secretJSON{}},
+		"network": {networkJSON{}, replayJSON{}, missJSON{}}, "recording": {recordingJSON{}}, "requests": {exchangeJSON{}}, "flow": {flowJSON{}}, "secret": {secretJSON{}}, "lease": {leaseJSON{}},
 		"end": {endJSON{}}, "processes": {psJSON{}, processJSON{}, taskJSON{}}, "executed": {executedJSON{}}, "detached": {detachedJSON{}},
 		"stats": {statsJSON{}}, "image": {imageJSON{}}, "prune": {pruneJSON{}}, "key": {keyJSON{}}, "tenant": {tenantJSON{}, quotaJSON{}}, "audit": {auditJSON{}}, "info": {infoJSON{}, capacityJSON{}},
 		"check": {doctor.Result{}}, "version": {versionJSON{}}, "port": {portJSON{}}, "callback": {callbackJSON{}},

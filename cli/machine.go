@@ -33,7 +33,8 @@ func (a *app) addServeFlags(cmd *cobra.Command, c *ServeConfig) {
 }
 
 func (a *app) serveCmd() *cobra.Command {
-	var c ServeConfig
+	c := ServeConfig{}
+	life := lifetime{duration: duration(24 * time.Hour)}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the server on this machine",
@@ -48,6 +49,7 @@ live on and the next start finds them. A second signal ends it at once.`,
 			if a.Serve == nil {
 				return a.notBuiltIn("serve")
 			}
+			c.DefaultTimeout = time.Duration(life.duration)
 			return a.Serve(cmd.Context(), c)
 		},
 	}
@@ -63,6 +65,7 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs.StringVar(&c.TLSACMEFrom, "tls-acme-directory", "", "directory URL of another ACME server than Let's Encrypt")
 	fs.StringVar(&c.TLSACMECA, "tls-acme-ca", "", "file with the CA certificate of that server, if the system does not know it")
 	fs.DurationVar(&c.QueueWait, "queue-wait", 2*time.Second, "how long a create waits for room on a full node, in turn between tenants; 0 = not at all")
+	fs.Var(&life, "default-timeout", "how long a sandbox lives that was created without a timeout, an idle timeout and a lease; none = until it is killed")
 	fs.DurationVar(&c.AuditRetention, "audit-retention", 90*24*time.Hour, "how long the audit log is kept")
 	fs.StringVar(&c.GatewayDomain, "gateway-domain", a.Getenv("COVE_GATEWAY_DOMAIN"), "domain of ports, as http://PORT-SANDBOX.DOMAIN ($COVE_GATEWAY_DOMAIN; https://DOMAIN behind a TLS proxy; default: only /p/SANDBOX/PORT/)")
 	fs.StringVar(&c.SSH, "ssh", a.Getenv("COVE_SSH"), "address of an SSH server for sandboxes, like 127.0.0.1:7722 ($COVE_SSH; default: none)")
@@ -75,7 +78,7 @@ live on and the next start finds them. A second signal ends it at once.`,
 	return cmd
 }
 
-// reapCmd leaves the machine as it was before the first start; "make stop"
+// reapCmd leaves the machine as it was before the first start; "make down"
 // calls it.
 func (a *app) reapCmd() *cobra.Command {
 	var c ServeConfig

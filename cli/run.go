@@ -77,14 +77,34 @@ func (a *app) run(ctx context.Context, f specFlags, pf processFlags, command []s
 			return err
 		}
 	}
-	timeout := f.timeout
+	timeout := f.timeout.duration
 	if timeout > 0 {
-		f.timeout += duration(runSlack)
+		f.timeout.duration += duration(runSlack)
 	}
 	if f.idle == 0 && !keep {
 		f.idle = duration(runIdle)
 	}
-	resp, err := api.Sandboxes.Create(ctx, connect.NewRequest(f.request()))
+	// From here on, so that a signal cannot end us between the server's answer and
+	// the removal.
+	sigs, stop := a.Notify(sessionSignals...)
+	defer stop()
+	cctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	created, interrupted := make(chan struct{}), make(chan bool, 1)
+	go func() {
+		select {
+		case <-sigs:
+			cancel()
+			interrupted <- true
+		case <-created:
+			interrupted <- false
+		}
+	}()
+	resp, err := a.createSandbox(cctx, f.request())
+	close(created)
+	if <-interrupted && err != nil {
+		return errLeft
+	}
 	if err != nil {
 		return err
 	}
@@ -104,7 +124,7 @@ func (a *app) run(ctx context.Context, f specFlags, pf processFlags, command []s
 			}
 		}
 	}()
-	s := &session{app: a, flags: pf, grace: runGrace, removed: !keep}
+	s := &session{app: a, flags: pf, grace: runGrace, removed: !keep, sigs: sigs}
 	return s.run(ctx, id, &covev1.ProcessSpec{Args: command, Timeout: timeout.proto()})
 }
 

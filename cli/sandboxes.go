@@ -54,13 +54,7 @@ func (a *app) lsCmd() *cobra.Command {
 				if s.GetStandby() != "" {
 					state = "paused (" + s.GetStandby() + ")"
 				}
-				expires := "never"
-				if s.GetExpiresAt() != nil {
-					expires = "in " + formatDuration(timeOf(s.GetExpiresAt()).Sub(now))
-				}
-				if s.GetEnd() != nil {
-					expires = ""
-				}
+				expires := lifeText(s, now)
 				r := s.GetSpec().GetResources()
 				t.row(s.GetId(), cut(s.GetSpec().GetImage(), 40), state, age(timeOf(s.GetCreatedAt())),
 					fmt.Sprintf("%g", r.GetCpu()), formatSize(r.GetMemory()), expires, cut(formatLabels(s.GetSpec().GetLabels()), 60))
@@ -73,6 +67,28 @@ func (a *app) lsCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
 	return cmd
+}
+
+// lifeText is what will end a sandbox: "in 5m", "idle 5m", "lease abcd", and
+// more than one of them where there are.
+func lifeText(s *covev1.Sandbox, now time.Time) string {
+	if s.GetEnd() != nil {
+		return ""
+	}
+	var parts []string
+	if s.GetExpiresAt() != nil {
+		parts = append(parts, "in "+formatDuration(timeOf(s.GetExpiresAt()).Sub(now)))
+	}
+	if idle := s.GetSpec().GetIdleTimeout().AsDuration(); idle > 0 && s.GetSpec().GetOnIdle() != "pause" { // a pause is no end
+		parts = append(parts, "idle "+formatDuration(idle))
+	}
+	if l := s.GetSpec().GetLease(); l != "" {
+		parts = append(parts, "lease "+l)
+	}
+	if len(parts) == 0 {
+		return "never"
+	}
+	return strings.Join(parts, ", ")
 }
 
 func (a *app) inspectCmd() *cobra.Command {
@@ -143,11 +159,11 @@ func (a *app) timeoutCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "timeout ID DURATION",
-		Short: "Set a sandbox to end this long from now; 0 = never",
+		Short: "Set a sandbox to end this long from now; none = never",
 		Args:  cobra.ExactArgs(2), ValidArgsFunction: a.liveIDs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := parseDuration(args[1])
-			if err != nil {
+			var d lifetime
+			if err := d.Set(args[1]); err != nil {
 				return usage(cmd, err)
 			}
 			id, err := a.resolveID(cmd.Context(), args[0])
@@ -158,7 +174,7 @@ func (a *app) timeoutCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			resp, err := api.Sandboxes.SetTimeout(cmd.Context(), connect.NewRequest(&covev1.SetTimeoutRequest{Id: id, Timeout: duration(d).proto()}))
+			resp, err := api.Sandboxes.SetTimeout(cmd.Context(), connect.NewRequest(&covev1.SetTimeoutRequest{Id: id, Timeout: d.proto()}))
 			if err != nil {
 				return err
 			}

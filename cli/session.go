@@ -49,8 +49,15 @@ type session struct {
 	// before it is killed: run must come to its removal.
 	grace time.Duration
 
+	sigs <-chan os.Signal // taken already by who runs it; nil = not yet
+
 	signalled atomic.Bool // a signal was passed on
+	// killOnCancel has the server end the process when we are gone without a word.
+	killOnCancel bool
 }
+
+// sessionSignals are those that a session passes on.
+var sessionSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
 // run starts the process and returns when it has ended. Its end is in the
 // error, as exitOf says it.
@@ -87,8 +94,12 @@ func (s *session) run(ctx context.Context, sandboxID string, spec *covev1.Proces
 		defer stop()
 		winch = c
 	}
-	sigs, stop := a.Notify(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	defer stop()
+	sigs := s.sigs
+	if sigs == nil {
+		c, stop := a.Notify(sessionSignals...)
+		defer stop()
+		sigs = c
+	}
 
 	// Taken, so that a closed pipe behind us is an error we can act on and not
 	// our death with a sandbox left behind.
@@ -101,7 +112,7 @@ func (s *session) run(ctx context.Context, sandboxID string, spec *covev1.Proces
 		output = a.toStdio
 	}
 	f := &follower{
-		app: a, sandbox: sandboxID, execID: spec.ExecId, spec: spec, onOutput: output,
+		app: a, sandbox: sandboxID, execID: spec.ExecId, spec: spec, onOutput: output, killOnCancel: s.killOnCancel,
 		onStart: func(*covev1.ProcessStarted) { close(started) },
 	}
 	p := &remote{app: a, sandbox: sandboxID, exec: spec.ExecId}

@@ -112,6 +112,36 @@ func (d *duration) String() string {
 	return formatDuration(time.Duration(*d))
 }
 
+// lifetime is a flag of time that may also be "none" or 0: said, and for ever.
+type lifetime struct {
+	duration
+	said bool
+}
+
+func (l *lifetime) Set(v string) error {
+	l.said = true
+	if strings.EqualFold(strings.TrimSpace(v), "none") {
+		l.duration = 0
+		return nil
+	}
+	return l.duration.Set(v)
+}
+
+func (l *lifetime) String() string {
+	if l.said && l.duration == 0 {
+		return "none"
+	}
+	return l.duration.String()
+}
+
+// proto is nil where nothing was said, and 0 for none.
+func (l lifetime) proto() *durationpb.Duration {
+	if !l.said {
+		return nil
+	}
+	return durationpb.New(time.Duration(l.duration))
+}
+
 // proto is nil for zero, which the API reads as "not set".
 func (d duration) proto() *durationpb.Duration {
 	if d == 0 {

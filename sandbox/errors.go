@@ -68,6 +68,7 @@ const (
 	Asleep     Reason = "asleep"      // of Precondition: on standby, and the caller would not have it woken
 
 	NoSandbox      Reason = "no_sandbox"      // of NotFound: the sandbox itself, and not a file or process in it
+	NoLease        Reason = "no_lease"        // of NotFound: the lease, which is over or never was
 	RestoreRefused Reason = "restore_refused" // of Precondition and Unsupported: memory cannot go on here; other machine, other programs
 
 	ReplayMissed    Reason = "replay_miss"      // of NotFound: no such request was recorded, or not as often
@@ -80,6 +81,7 @@ var (
 	ErrAsleep     = &Error{Class: Precondition, Reason: Asleep}
 
 	ErrNoSandbox = &Error{Class: NotFound, Reason: NoSandbox}
+	ErrNoLease   = &Error{Class: NotFound, Reason: NoLease}
 
 	ErrReplayMissed    = &Error{Class: NotFound, Reason: ReplayMissed}
 	ErrReplayTruncated = &Error{Class: NotFound, Reason: ReplayTruncated}

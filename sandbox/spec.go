@@ -21,6 +21,7 @@ type Spec struct {
 	Env         map[string]string `json:"env,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Timeout     time.Duration     `json:"timeout,omitempty"`      // ends with TTL this long after creation or SetTimeout; 0 = never
+	NoTimeout   bool              `json:"no_timeout,omitempty"`   // never was asked for: the server's default does not fill it
 	IdleTimeout time.Duration     `json:"idle_timeout,omitempty"` // OnIdle after this long with no call and no process; 0 = never
 	OnIdle      IdleAction        `json:"on_idle,omitempty"`      // "" = kill, which ends it with Idle
 	Snapshot    string            `json:"snapshot,omitempty"`     // name or id of what to start from; Image is then the snapshot's
@@ -31,6 +32,7 @@ type Spec struct {
 	// Authority that it trusts, so that requests can be looked into: the id of
 	// the first of its ancestors that had one, or its own. The server's to set.
 	Authority string `json:"authority,omitempty"`
+	Lease     string `json:"lease,omitempty"` // id of the lease it ends with
 }
 
 // State of a sandbox. Transitions only go down the list.

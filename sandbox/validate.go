@@ -16,11 +16,15 @@ type Defaults struct {
 	Image     string
 	Resources Resources // MemoryLimit 0 = the sandbox's Memory
 	Network   NetworkMode
+	// Timeout of a sandbox that says nothing about its end: no timeout, no idle
+	// timeout, no lease. 0 = it lives until it is killed.
+	Timeout time.Duration
 }
 
 // StandardDefaults are those of a server that is told nothing else.
 func StandardDefaults() Defaults {
-	return Defaults{Image: "base", Resources: Resources{MilliCPU: 1000, Memory: 512 * MiB, Disk: 10 * GiB, Pids: 1024}, Network: NetworkNone}
+	return Defaults{Image: "base", Resources: Resources{MilliCPU: 1000, Memory: 512 * MiB, Disk: 10 * GiB, Pids: 1024}, Network: NetworkNone,
+		Timeout: 24 * time.Hour}
 }
 
 // Limits bound what a Spec may ask for at all. What is free now is admission's
@@ -92,8 +96,17 @@ func (s Spec) WithDefaults(d Defaults) Spec {
 	fill(&r.MemoryLimit, max(d.Resources.MemoryLimit, r.Memory))
 	fill(&r.Disk, d.Resources.Disk)
 	fill(&r.Pids, d.Resources.Pids)
+	s = s.WithEnd(d)
 	if s.Snapshot == "" && s.Template == "" { // those may bring one
 		s.Network = s.Network.WithDefault(d.Network)
+	}
+	return s
+}
+
+// WithEnd returns s with the default timeout if it says nothing about its end.
+func (s Spec) WithEnd(d Defaults) Spec {
+	if s.Timeout == 0 && !s.NoTimeout && s.IdleTimeout == 0 && s.Lease == "" {
+		s.Timeout = d.Timeout
 	}
 	return s
 }

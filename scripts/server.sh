@@ -13,7 +13,8 @@ cove_pid() {
   local pid args
   pid=$(cat "$1/pid" 2>/dev/null) || return 1
   [[ $pid =~ ^[0-9]+$ ]] || return 1
-  args=$(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null) || return 1
+  # The redirection fails where the process is gone, before 2> of the same command would count.
+  args=$({ tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null) || return 1
   [[ $args == *cove\ serve\ * ]] || return 1
   echo "$pid"
 }

@@ -22,8 +22,9 @@ next() {
 Try next:
   eval "\$($run env$data)"
   bin/cove run -it -- bash
-  .venv/bin/python -c 'from cove import Sandbox; print(Sandbox.create().exec("uname -a").stdout)'
-  bin/cove --help          ('make stop' ends the server)
+  .venv/bin/python -c 'from cove import Sandbox
+with Sandbox.create() as sb: print(sb.exec("uname -a").stdout)'
+  bin/cove --help          ('make stop' ends the server, 'make down' its sandboxes too)
 TXT
 }
 

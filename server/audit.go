@@ -56,6 +56,8 @@ var (
 	// answering is what a client does because code inside asked. That it serves
 	// at all was its decision, and is noted with its beginning and its end.
 	answering = map[string]bool{"callback.answer": true}
+	// beating says that a client is still there, every few seconds for days.
+	beating = map[string]bool{"lease.heartbeat": true}
 	// oncePerProcess is noted when a key first does it to a process. A terminal
 	// answers by itself when it is asked where its cursor is, and takes the size
 	// it is told.
@@ -70,6 +72,9 @@ func (a *auditor) init(st store.Audit, clock func() time.Time, log *slog.Logger)
 // note adds an entry. Things are ids and names; nothing of a request's content,
 // environment or secret ever gets here.
 func (a *auditor) note(ctx context.Context, op string, things []string, err error) {
+	if beating[op] && err == nil {
+		return
+	}
 	c := callerOf(ctx)
 	e := sandbox.AuditEntry{At: a.clock().UTC(), Tenant: c.key.Tenant, Key: c.key.ID, KeyName: c.key.Name, Remote: c.remote, Op: op, Things: things, Outcome: "ok"}
 	if err != nil {
@@ -234,7 +239,7 @@ func protoAudit(e sandbox.AuditEntry) *covev1.AuditEntry {
 // Everything else of a message may be content and is never looked at.
 var thingFields = map[protoreflect.Name]string{
 	"id": "", "sandbox_id": "sandbox", "exec_id": "exec", "name": "name", "new_name": "name", "reference": "image", "tenant": "tenant", "role": "role",
-	"sandbox": "sandbox", "snapshot": "snapshot", "template": "template", "volume": "volume", "key": "key", "image": "image", "ids": "",
+	"sandbox": "sandbox", "lease": "lease", "snapshot": "snapshot", "template": "template", "volume": "volume", "key": "key", "image": "image", "ids": "",
 }
 
 // maxThings and maxThing bound what one entry holds of what a caller wrote.

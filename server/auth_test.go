@@ -17,7 +17,7 @@ import (
 
 // procedures is every RPC of the protos.
 func procedures() (out []string) { // TestProceduresAreAll holds it to the registry
-	for _, f := range []protoreflect.FileDescriptor{covev1.File_cove_v1_admin_proto, covev1.File_cove_v1_callback_proto, covev1.File_cove_v1_file_proto, covev1.File_cove_v1_image_proto,
+	for _, f := range []protoreflect.FileDescriptor{covev1.File_cove_v1_admin_proto, covev1.File_cove_v1_callback_proto, covev1.File_cove_v1_file_proto, covev1.File_cove_v1_image_proto, covev1.File_cove_v1_lease_proto,
 		covev1.File_cove_v1_port_proto, covev1.File_cove_v1_process_proto, covev1.File_cove_v1_recording_proto, covev1.File_cove_v1_sandbox_proto, covev1.File_cove_v1_secret_proto, covev1.File_cove_v1_snapshot_proto,
 		covev1.File_cove_v1_template_proto, covev1.File_cove_v1_volume_proto} {
 		for i := range f.Services().Len() {

@@ -59,6 +59,9 @@ func (s templateService) Build(ctx context.Context, r *connect.Request[covev1.Bu
 	if len(spec.Volumes) > 0 {
 		return sandbox.InvalidField("spec.volumes", "a template has none: every sandbox made of it would hold them")
 	}
+	if spec.Lease != "" {
+		return sandbox.InvalidField("spec.lease", "a template has none: it outlives whoever builds it")
+	}
 	began := s.cfg.Clock()
 	b := &build{Server: s.Server, out: out, tpl: sandbox.Template{Name: m.Name, Start: m.Start, Ready: ready}}
 	sb, err := b.sandbox(ctx, spec)
@@ -103,6 +106,7 @@ func (b *build) sandbox(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	if err := probe.Validate(b.cfg.Limits); err != nil {
 		return sandbox.Sandbox{}, err
 	}
+	said := spec.Timeout
 	spec, o, err := b.resolve(ctx, spec)
 	if err != nil {
 		return sandbox.Sandbox{}, err
@@ -111,13 +115,14 @@ func (b *build) sandbox(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	if err := spec.Validate(b.cfg.Limits); err != nil {
 		return sandbox.Sandbox{}, err
 	}
+	spec.Timeout = said // the default is for those made of it
 	b.tpl.Spec = spec
 	spec.Template, spec.Snapshot = b.tpl.Name+buildMark, ""
 	spec.Timeout, spec.IdleTimeout, spec.OnIdle = 0, 0, ""
 	// Made whole even if the caller leaves: it is taken back then.
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
-	sb, _, err := b.bear(work, birth{spec: spec, img: o.img, from: o.from, lineage: o.lineage}, store.Idempotency{})
+	sb, _, err := b.bear(work, birth{spec: spec, img: o.img, from: o.from, lineage: o.lineage, wanted: ctx}, store.Idempotency{})
 	return sb, err
 }
 

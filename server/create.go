@@ -35,11 +35,15 @@ type creates struct {
 // creation is one idempotent create; its fields below done are set before done
 // is closed and do not change after.
 type creation struct {
-	hash string
-	done chan struct{}
+	hash    string
+	callers int             // who still wait; guarded by creates.mu
+	wanted  context.Context // ends when none does
+	drop    context.CancelFunc
+	done    chan struct{}
 
-	sb  sandbox.Sandbox
-	err error
+	sb        sandbox.Sandbox
+	err       error
+	abandoned bool // all had left: it did not come to be, or was taken back
 }
 
 func (c *creates) init() {
@@ -68,32 +72,61 @@ func (c *creates) pending(id string) <-chan struct{} {
 }
 
 // join returns the creation under way with a key, or makes one that the caller
-// then leads.
-func (c *creates) join(key, hash string) (cr *creation, lead bool) {
+// then leads. It is wanted while one of those who joined is there.
+func (c *creates) join(ctx context.Context, key, hash string) (cr *creation, lead bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if cr := c.byKey[key]; cr != nil {
-		return cr, false
+	if cr = c.byKey[key]; cr == nil {
+		cr, lead = &creation{hash: hash, done: make(chan struct{})}, true
+		cr.wanted, cr.drop = context.WithCancel(context.WithoutCancel(ctx))
+		c.byKey[key] = cr
 	}
-	cr = &creation{hash: hash, done: make(chan struct{})}
-	c.byKey[key] = cr
-	return cr, true
+	cr.callers++
+	context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if cr.callers--; cr.callers == 0 {
+			cr.drop()
+		}
+	})
+	return cr, lead
+}
+
+// abandon says whether what came of a creation is nobody's: all who wanted it
+// left, and nobody has come since who could be given it.
+func (c *creates) abandon(cr *creation, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cr.abandoned = cr.wanted.Err() != nil && (err != nil || cr.callers == 0)
+	return cr.abandoned
 }
 
 func (c *creates) leave(key string, cr *creation) {
 	c.mu.Lock()
 	delete(c.byKey, key)
 	c.mu.Unlock()
+	cr.drop()
 	close(cr.done)
+}
+
+// keyed is closed when the creation under way with a key is over; nil if none is.
+func (c *creates) keyed(key string) <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if cr := c.byKey[key]; cr != nil {
+		return cr.done
+	}
+	return nil
 }
 
 // Create returns when both the store's record and the node's are durable; the
 // two are made at the same time.
 //
-// A caller that leaves half-way: with an idempotency key the creation goes on,
-// because the retry will ask for it; without one nobody can know the id, so
-// the sandbox is taken back. A creation that fails leaves no sandbox, no
-// record and no key: the same key may be tried again.
+// A caller that leaves before the answer leaves no sandbox: nobody knows its id.
+// With an idempotency key the retry may come, and while it waits the creation is
+// its own; after that the key makes a new one. Keeping the first for a retry was
+// the other way: of a client that died, none ever came. A creation that fails
+// leaves no sandbox, no record and no key: the same key may be tried again.
 func (s sandboxService) Create(ctx context.Context, r *connect.Request[covev1.CreateSandboxRequest]) (*connect.Response[covev1.CreateSandboxResponse], error) {
 	if s.calls.isDraining() {
 		return nil, stopping()
@@ -109,7 +142,7 @@ func (s sandboxService) Create(ctx context.Context, r *connect.Request[covev1.Cr
 	var took time.Duration
 	var existed bool
 	if r.Msg.IdempotencyKey == "" {
-		sb, took, err = s.create(ctx, spec, store.Idempotency{})
+		sb, took, err = s.create(ctx, ctx, spec, store.Idempotency{})
 		if err == nil && ctx.Err() != nil {
 			s.takeBack(sb.ID)
 			err = ctx.Err()
@@ -132,25 +165,27 @@ func (s sandboxService) Create(ctx context.Context, r *connect.Request[covev1.Cr
 // and its record still be written beside the node's work.
 func (s *Server) createOnce(ctx context.Context, spec sandbox.Spec, key string) (sb sandbox.Sandbox, took time.Duration, existed bool, err error) {
 	idem := store.Idempotency{Key: key, Hash: specHash(spec)}
-	slot := store.ScopeOf(ctx).Tenant() + " " + key // another tenant's same key is another key
-	cr, lead := s.creates.join(slot, idem.Hash)
+	slot := keySlot(ctx, key)
+	cr, lead := s.creates.join(ctx, slot, idem.Hash)
 	for !lead {
 		select {
 		case <-cr.done:
 		case <-ctx.Done():
 			return sb, 0, false, ctx.Err()
 		}
-		if cr.hash == idem.Hash {
+		if cr.hash == idem.Hash && !cr.abandoned {
 			return cr.sb, 0, true, cr.err
 		}
 		// Another spec with the same key. Whether the key is its or ours is
 		// the store's word, not this race's: it may itself have been refused.
-		cr, lead = s.creates.join(slot, idem.Hash)
+		// Or the same, which went with those who asked for it.
+		cr, lead = s.creates.join(ctx, slot, idem.Hash)
 	}
 	cr.err = &sandbox.Error{Class: sandbox.Internal, Msg: "the creation did not finish"} // unless it does
 	defer func() { s.creates.leave(slot, cr) }()
 
-	sb, err = s.store.SandboxByKey(ctx, idem)
+	work := context.WithoutCancel(ctx) // whoever joins has not left
+	sb, err = s.store.SandboxByKey(work, idem)
 	switch {
 	case err == nil && (sb.End == nil || sb.End.Cause != sandbox.NodeLost):
 		existed = true
@@ -159,17 +194,25 @@ func (s *Server) createOnce(ctx context.Context, spec sandbox.Spec, key string) 
 		// it (the server died between the two records). Its key makes a new
 		// one: at most one lives, and a retry is not stuck with a dead one.
 		s.log.Info("a lost sandbox is made again", "sandbox", sb.ID)
-		if err = s.store.ForgetSandbox(ctx, sb.ID); err == nil {
-			sb, took, err = s.create(ctx, spec, idem)
+		if err = s.store.ForgetSandbox(work, sb.ID); err == nil {
+			sb, took, err = s.create(work, cr.wanted, spec, idem)
 		}
 	case errors.Is(err, sandbox.ErrNotFound):
-		sb, took, err = s.create(ctx, spec, idem)
+		sb, took, err = s.create(work, cr.wanted, spec, idem)
 	case errors.Is(err, sandbox.ErrAlreadyExists):
 		err = keyTaken(key)
+	}
+	if s.creates.abandon(cr, err) && err == nil && !existed {
+		s.takeBack(sb.ID) // before the key is free: a retry must not be given what is going
+		err = context.Canceled
 	}
 	cr.sb, cr.err = sb, err
 	return sb, took, existed, err
 }
+
+// keySlot is a key among the creations under way: another tenant's same key is
+// another key.
+func keySlot(ctx context.Context, key string) string { return store.ScopeOf(ctx).Tenant() + " " + key }
 
 func keyTaken(key string) error {
 	return &sandbox.Error{Class: sandbox.AlreadyExists, Field: "idempotency_key",
@@ -180,6 +223,7 @@ func keyTaken(key string) error {
 // specHash is of the spec as asked for, before defaults: a server with other
 // defaults still knows the request again. Maps are marshalled sorted.
 func specHash(spec sandbox.Spec) string {
+	spec.Lease = "" // who asks is no part of what is asked for
 	b, err := json.Marshal(spec)
 	if err != nil {
 		panic(err) // strings and numbers only
@@ -188,9 +232,10 @@ func specHash(spec sandbox.Spec) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// create makes a sandbox on the node and in the store, or in neither. It goes
-// on when the caller leaves.
-func (s *Server) create(ctx context.Context, spec sandbox.Spec, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
+// create makes a sandbox on the node and in the store, or in neither. When
+// wanted ends, it gives up as long as nothing but waiting would be lost, and
+// otherwise goes on to its end: what then comes of it is the caller's concern.
+func (s *Server) create(ctx, wanted context.Context, spec sandbox.Spec, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
 	if err := spec.ValidateSource(); err != nil {
 		return sandbox.Sandbox{}, 0, err
 	}
@@ -226,7 +271,7 @@ func (s *Server) create(ctx context.Context, spec sandbox.Spec, idem store.Idemp
 	}
 	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
-	return s.bear(ctx, birth{spec: spec, img: o.img, from: o.from, lineage: o.lineage}, idem)
+	return s.bear(ctx, birth{spec: spec, img: o.img, from: o.from, lineage: o.lineage, wanted: wanted}, idem)
 }
 
 // takeBack removes a sandbox that nobody will ever ask for: its creator left,

@@ -187,7 +187,7 @@ func TestNoCapacitySaysWhen(t *testing.T) {
 	}
 }
 
-// Nobody knows the id of a sandbox whose creator left; with a key the retry does.
+// Nobody knows the id of a sandbox whose creator left, with a key or without.
 func TestCallerLeavesDuringCreate(t *testing.T) {
 	for _, key := range []string{"", "k"} {
 		t.Run("key="+key, func(t *testing.T) {
@@ -198,7 +198,7 @@ func TestCallerLeavesDuringCreate(t *testing.T) {
 			w.node.onCreate = func(ctx context.Context, sb sandbox.Sandbox) error {
 				close(reached)
 				<-gate
-				return ctx.Err()
+				return nil // the node was done before it heard
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error)
@@ -210,11 +210,7 @@ func TestCallerLeavesDuringCreate(t *testing.T) {
 			close(gate)
 			w.server.Drain(t.Context()) // waits for the handler
 			settled(w)
-			wantLive := 0
-			if key != "" {
-				wantLive = 1
-			}
-			if w.node.created != 1 || w.node.liveCount() != wantLive || len(w.records()) != wantLive {
+			if w.node.created != 1 || w.node.liveCount() != 0 || len(w.records()) != 0 {
 				t.Errorf("created %d, live %d, records %v", w.node.created, w.node.liveCount(), w.records())
 			}
 		})

@@ -47,8 +47,13 @@ func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.Fork
 	b.spec.Network.Record = nil // one tape is one sandbox's
 	b.spec.Labels, b.spec.Env = over(b.spec.Labels, m.Labels), over(b.spec.Env, m.Env)
 	if m.Timeout != nil {
-		b.spec.Timeout = timeout
+		b.spec.Timeout, b.spec.NoTimeout = timeout, timeout == 0
 	}
+	if m.Lease != nil {
+		b.spec.Lease = m.GetLease()
+	}
+	b.spec = b.spec.WithEnd(s.cfg.Defaults)
+	b.wanted = ctx
 	if err := b.spec.Validate(s.cfg.Limits); err != nil {
 		return nil, err
 	}

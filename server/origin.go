@@ -283,7 +283,8 @@ type birth struct {
 	img     sandbox.Image
 	from    *sandbox.Snapshot
 	lineage sandbox.Lineage
-	begun   bool // admitted with others alike: see admitAll
+	begun   bool            // admitted with others alike: see admitAll
+	wanted  context.Context // ends when nobody waits for it any more
 }
 
 // bear makes a sandbox within its tenant's quota. Where the node is full it waits
@@ -295,19 +296,41 @@ func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sb 
 		}
 	}
 	tenant := store.ScopeOf(ctx).Tenant()
+	if err := s.leases.takes(tenant, b.spec.Lease); err != nil {
+		return sb, 0, err
+	}
+	waiting, stop := withWanted(ctx, b.wanted)
+	defer stop()
 	back, q, err := s.admit(ctx, tenant, b.spec.Resources, b.begun)
 	if err != nil {
 		return sb, 0, err
 	}
-	err = s.room.enter(ctx, tenant, q.Weight, s.cfg.QueueWait, b.spec.Resources, func() error {
-		var err error
-		sb, took, err = s.bearOnce(ctx, b, idem)
+	err = s.room.enter(waiting, tenant, q.Weight, s.cfg.QueueWait, b.spec.Resources, func() error {
+		err := waiting.Err() // its turn, and nobody there
+		if err == nil {
+			sb, took, err = s.bearOnce(ctx, b, idem)
+		}
 		return err
 	})
 	if err != nil {
 		back()
+		return sb, took, err
 	}
-	return sb, took, err
+	if err := s.leases.takes(tenant, b.spec.Lease); err != nil { // it ended meanwhile, and did not know of this one
+		s.takeBack(sb.ID)
+		return sandbox.Sandbox{}, took, err
+	}
+	return sb, took, nil
+}
+
+// withWanted is ctx until wanted ends, too.
+func withWanted(ctx, wanted context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	if wanted == nil {
+		return ctx, cancel
+	}
+	stop := context.AfterFunc(wanted, cancel)
+	return ctx, func() { stop(); cancel() }
 }
 
 // bearOnce makes a sandbox on the node and in the store, or in neither.
@@ -355,7 +378,11 @@ func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) 
 		took, nodeErr = s.node.CreateFrom(ctx, sb, b.img, *b.from)
 		nodeErr = s.wayOut(ctx, *b.from, nodeErr)
 	} else {
-		took, nodeErr = s.node.Create(ctx, sb, b.img)
+		// Most of a create is waiting for a kernel, in line with others: who left
+		// is no longer in line. A restore is not begun in vain, and runs to its end.
+		making, stop := withWanted(ctx, b.wanted)
+		took, nodeErr = s.node.Create(making, sb, b.img)
+		stop()
 	}
 	storeErr := <-recorded
 

@@ -108,7 +108,8 @@ func (s processService) Start(ctx context.Context, r *connect.Request[covev1.Sta
 	if err := validOffset(r.Msg.Offset); err != nil {
 		return err
 	}
-	return s.stream(ctx, r.Msg.SandboxId, out, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
+	who := follower{r.Msg.SandboxId, spec.ExecID, r.Msg.KillOnCancel}
+	return s.stream(ctx, who, out, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
 		return inProcess(g.Start(ctx, spec, r.Msg.Offset, sink))
 	})
 }
@@ -132,29 +133,33 @@ func (s processService) Attach(ctx context.Context, r *connect.Request[covev1.At
 	if err := validOffset(r.Msg.Offset); err != nil {
 		return err
 	}
-	return s.stream(ctx, r.Msg.SandboxId, out, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
+	who := follower{r.Msg.SandboxId, r.Msg.ExecId, r.Msg.KillOnCancel}
+	return s.stream(ctx, who, out, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
 		return g.Attach(ctx, r.Msg.ExecId, r.Msg.Offset, sink)
 	})
 }
 
 // stream sends a process's events until it ends or the caller leaves, which
-// does not end the process.
+// does not end the process, unless the caller wants that.
 //
 // When the connection breaks because the sandbox is over or was reset, the
 // stream still ends properly: with an end event that has the sandbox's cause.
-func (s *Server) stream(ctx context.Context, id string, out *connect.ServerStream[covev1.ProcessEvent],
+func (s *Server) stream(ctx context.Context, who follower, out *connect.ServerStream[covev1.ProcessEvent],
 	follow func(context.Context, Guest, func(sandbox.ProcessEvent) error) error,
 ) error {
+	id := who.sandbox
 	g, release, err := s.guest(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer release()
+	s.strays.joined(who)
 	resets := s.ends.resetCount(id)
 	began := time.Now()
 	denied, missed := s.refused(ctx, id)
 	p := newPump(out.Send, batchFrom(ctx), s.cfg.KeepAlive)
 	err = p.run(ctx, func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error { return follow(ctx, g, sink) })
+	s.left(ctx, who, p.started && p.end == nil)
 	switch {
 	case p.sendErr != nil:
 		return p.sendErr

@@ -191,18 +191,36 @@ func (l *ledger) usage(tenant string) quota.Usage {
 	return l.used[tenant]
 }
 
-// counted is the store with the ledger kept beside it: whatever ends or forgets
-// a sandbox passes here.
+// counted is the store with the ledger and the leases' sandboxes kept beside it:
+// whatever makes, ends or forgets a sandbox passes here.
 type counted struct {
 	store.Store
 	ledger *ledger
 	room   *waitingRoom
+	leases *leaseBook
+}
+
+func (c counted) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem store.Idempotency) (sandbox.Sandbox, bool, error) {
+	got, existed, err := c.Store.CreateSandbox(ctx, sb, idem)
+	if err == nil && !existed {
+		c.leases.bind(got.ID, got.Spec.Lease)
+	}
+	return got, existed, err
+}
+
+func (c counted) UpdateSandbox(ctx context.Context, id string, f func(*sandbox.Sandbox) error) (sandbox.Sandbox, error) {
+	sb, err := c.Store.UpdateSandbox(ctx, id, f)
+	if err == nil {
+		c.leases.bind(id, sb.Spec.Lease)
+	}
+	return sb, err
 }
 
 func (c counted) EndSandbox(ctx context.Context, id string, end sandbox.End) (sandbox.Sandbox, error) {
 	sb, err := c.Store.EndSandbox(ctx, id, end)
 	if err == nil {
 		c.ledger.ended(id)
+		c.leases.bind(id, "")
 		c.room.wake()
 	}
 	return sb, err
@@ -212,6 +230,7 @@ func (c counted) ForgetSandbox(ctx context.Context, id string) error {
 	err := c.Store.ForgetSandbox(ctx, id)
 	if err == nil {
 		c.ledger.ended(id)
+		c.leases.bind(id, "")
 		c.room.wake()
 	}
 	return err

@@ -55,6 +55,9 @@ func (s *Server) reconcile(ctx context.Context) error {
 		return err
 	}
 	s.ledger.load(records)
+	if err := s.loadLeases(ctx, records); err != nil {
+		return err
+	}
 	var kept, ended, lost atomic.Int64
 	// Together, because the store commits in groups: after a reboot thousands may have ended.
 	err = inParallel(ctx, reconcileWidth, records, func(rec sandbox.Sandbox) error {

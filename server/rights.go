@@ -28,6 +28,7 @@ type need struct {
 var classes = map[string]sandbox.Role{
 	"Sandboxes/Create":      sandbox.DeveloperRole,
 	"Sandboxes/SetTimeout":  sandbox.DeveloperRole,
+	"Sandboxes/SetLease":    sandbox.DeveloperRole,
 	"Sandboxes/Reset":       sandbox.DeveloperRole,
 	"Sandboxes/Kill":        sandbox.DeveloperRole,
 	"Sandboxes/KillByLabel": sandbox.DeveloperRole,
@@ -86,6 +87,10 @@ var classes = map[string]sandbox.Role{
 	"Secrets/Update": sandbox.AdminRole,
 	"Secrets/Delete": sandbox.AdminRole,
 
+	"Leases/Create":    sandbox.DeveloperRole,
+	"Leases/Heartbeat": sandbox.DeveloperRole,
+	"Leases/End":       sandbox.DeveloperRole,
+
 	"Callbacks/Serve": sandbox.DeveloperRole,
 	"Callbacks/Close": sandbox.DeveloperRole,
 
@@ -132,12 +137,21 @@ func newRights() *rights {
 			svc := f.Services().Get(i)
 			for j := range svc.Methods().Len() {
 				m := svc.Methods().Get(j)
-				r.procedures["/"+string(svc.FullName())+"/"+string(m.Name())] = need{classify(svc, m), strings.ToLower(string(svc.Name()))}
+				r.procedures["/"+string(svc.FullName())+"/"+string(m.Name())] = need{classify(svc, m), scopeOf(svc)}
 			}
 		}
 		return true
 	})
 	return r
+}
+
+// scopeOf is the name of a service. Leases are a matter of sandboxes and hold
+// nothing else: whoever may make and end those may say when.
+func scopeOf(svc protoreflect.ServiceDescriptor) string {
+	if svc.Name() == "Leases" {
+		return "sandboxes"
+	}
+	return strings.ToLower(string(svc.Name()))
 }
 
 // classify is "" for a method that nobody has thought about.

@@ -50,6 +50,7 @@ func (s *Server) routes() http.Handler {
 	mux.Handle(covev1.NewTenantsHandler(tenantService{s}, opts...))
 	mux.Handle(covev1.NewPortsHandler(portService{s}, opts...))
 	mux.Handle(covev1.NewSecretsHandler(secretService{s}, opts...))
+	mux.Handle(covev1.NewLeasesHandler(leaseService{s}, opts...))
 	mux.Handle(covev1.NewCallbacksHandler(callbackService{s}, opts...))
 	for pattern, h := range s.httpRoutes() {
 		mux.Handle(pattern, s.rights.route(pattern, &s.audit, h))
@@ -260,7 +261,7 @@ func (i *callInterceptor) recover(procedure string, err *error) {
 func opOf(procedure string) string {
 	service, method, _ := strings.Cut(strings.TrimPrefix(procedure, "/cove.v1."), "/")
 	noun := map[string]string{"Sandboxes": "sandbox", "Processes": "process", "Files": "file", "Images": "image", "Keys": "key",
-		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume", "Tenants": "tenant", "Ports": "port", "Secrets": "secret", "Recordings": "recording", "Callbacks": "callback"}[service]
+		"System": "system", "Snapshots": "snapshot", "Templates": "template", "Volumes": "volume", "Tenants": "tenant", "Ports": "port", "Secrets": "secret", "Recordings": "recording", "Callbacks": "callback", "Leases": "lease"}[service]
 	var b strings.Builder
 	b.WriteString(noun + ".")
 	for i, r := range method {

@@ -104,7 +104,7 @@ func (s sandboxService) SetTimeout(ctx context.Context, r *connect.Request[covev
 		at = s.cfg.Clock().UTC().Add(timeout)
 	}
 	sb, err := s.store.UpdateSandbox(ctx, r.Msg.Id, func(sb *sandbox.Sandbox) error {
-		sb.Spec.Timeout, sb.ExpiresAt = timeout, at
+		sb.Spec.Timeout, sb.Spec.NoTimeout, sb.ExpiresAt = timeout, timeout == 0, at
 		return nil
 	})
 	if err == nil {
@@ -173,16 +173,49 @@ func (s *Server) setEpisode(ctx context.Context, id string, episode int64) error
 }
 
 func (s sandboxService) Kill(ctx context.Context, r *connect.Request[covev1.KillRequest]) (*connect.Response[covev1.KillResponse], error) {
-	sb, err := s.kill(ctx, r.Msg.Id)
+	id, err := r.Msg.Id, error(nil)
+	if key := r.Msg.IdempotencyKey; key != "" {
+		if id != "" {
+			return nil, sandbox.InvalidField("idempotency_key", "id and idempotency_key are both set; exactly one is accepted")
+		}
+		if id, err = s.idOfKey(ctx, key); err != nil {
+			return nil, err
+		}
+	}
+	sb, err := s.kill(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&covev1.KillResponse{Sandbox: wire.Sandbox(sb)}), nil
 }
 
+// idOfKey is the sandbox that was created with a key: for a caller that does not
+// know what came of its create.
+func (s *Server) idOfKey(ctx context.Context, key string) (string, error) {
+	if err := sandbox.ValidateIdempotencyKey("idempotency_key", key); err != nil {
+		return "", err
+	}
+	if creating := s.creates.keyed(keySlot(ctx, key)); creating != nil {
+		select {
+		case <-creating:
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	}
+	sb, err := s.store.SandboxByKey(ctx, store.Idempotency{Key: key})
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return "", &sandbox.Error{Class: sandbox.NotFound, Reason: sandbox.NoSandbox, Field: "idempotency_key", Msg: "no sandbox was created with this key"}
+	}
+	return sb.ID, err
+}
+
 // kill ends a sandbox and returns its record with the first end it had. It is
 // finished once begun, whether or not the caller waits.
 func (s *Server) kill(ctx context.Context, id string) (sandbox.Sandbox, error) {
+	return s.endWith(ctx, id, sandbox.End{Cause: sandbox.KilledByUser, At: s.cfg.Clock().UTC()})
+}
+
+func (s *Server) endWith(ctx context.Context, id string, end sandbox.End) (sandbox.Sandbox, error) {
 	if creating := s.creates.pending(id); creating != nil {
 		select {
 		case <-creating:
@@ -196,7 +229,6 @@ func (s *Server) kill(ctx context.Context, id string) (sandbox.Sandbox, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
-	end := sandbox.End{Cause: sandbox.KilledByUser, At: s.cfg.Clock().UTC()}
 	err = s.node.Kill(ctx, id, end)
 	missing := errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrEnded)
 	if err != nil && !missing {

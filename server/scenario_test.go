@@ -167,6 +167,28 @@ func scenarios() []scenario {
 		{"Sandboxes/List", "page token", unary(pick.list, &covev1.ListSandboxesRequest{PageToken: "x"}), invalid, "page_token", ""},
 		{"Sandboxes/List", "states", unary(pick.list, &covev1.ListSandboxesRequest{States: []covev1.SandboxState{77}}), invalid, "states", "running"},
 		{"Sandboxes/List", "labels", unary(pick.list, &covev1.ListSandboxesRequest{Labels: map[string]string{" ": ""}}), invalid, "labels", ""},
+		{"Sandboxes/SetLease", "none", unary(func(w *world) func(context.Context, *connect.Request[covev1.SetLeaseRequest]) (*connect.Response[covev1.SetLeaseResponse], error) {
+			return w.client.Sandboxes.SetLease
+		}, &covev1.SetLeaseRequest{Id: live}), nil, "", ""},
+		{"Sandboxes/SetLease", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.SetLeaseRequest]) (*connect.Response[covev1.SetLeaseResponse], error) {
+			return w.client.Sandboxes.SetLease
+		}, &covev1.SetLeaseRequest{Id: live, Lease: "nope"}), notFound, "lease", "make a new one"},
+		{"Leases/Create", "ttl", unary(func(w *world) func(context.Context, *connect.Request[covev1.CreateLeaseRequest]) (*connect.Response[covev1.CreateLeaseResponse], error) {
+			return w.client.Leases.Create
+		}, &covev1.CreateLeaseRequest{Ttl: durationpb.New(1)}), invalid, "ttl", "168h"},
+		{"Leases/Heartbeat", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.HeartbeatRequest]) (*connect.Response[covev1.HeartbeatResponse], error) {
+			return w.client.Leases.Heartbeat
+		}, &covev1.HeartbeatRequest{Id: "nope"}), notFound, "id", ""},
+		{"Leases/Get", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.GetLeaseRequest]) (*connect.Response[covev1.GetLeaseResponse], error) {
+			return w.client.Leases.Get
+		}, &covev1.GetLeaseRequest{Id: "nope"}), notFound, "id", ""},
+		{"Leases/End", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.EndLeaseRequest]) (*connect.Response[covev1.EndLeaseResponse], error) {
+			return w.client.Leases.End
+		}, &covev1.EndLeaseRequest{Id: "nope"}), nil, "", ""},
+		{"Leases/List", "none", unary(func(w *world) func(context.Context, *connect.Request[covev1.ListLeasesRequest]) (*connect.Response[covev1.ListLeasesResponse], error) {
+			return w.client.Leases.List
+		}, &covev1.ListLeasesRequest{}), nil, "", ""},
+
 		{"Sandboxes/SetTimeout", "good", unary(pick.timeout, &covev1.SetTimeoutRequest{Id: live, Timeout: durationpb.New(time.Hour)}), nil, "", ""},
 		{"Sandboxes/SetTimeout", "removed", unary(pick.timeout, &covev1.SetTimeoutRequest{Id: live}), nil, "", ""},
 		{"Sandboxes/SetTimeout", "bad", unary(pick.timeout, &covev1.SetTimeoutRequest{Id: live, Timeout: durationpb.New(-5)}), invalid, "timeout", ""},

@@ -49,7 +49,11 @@ type Config struct {
 	// name to come back; 5 s. CallbackLinger is how long code inside is then
 	// told so before its connections are refused; 1 minute.
 	CallbackGrace, CallbackLinger time.Duration
-	EndWait                       time.Duration // how long a broken stream waits to learn that the sandbox ended; 5 s
+	// CancelGrace is how long a process that is to be killed with its caller waits
+	// for the caller to come back on another connection; 30 s, as long as the SDK
+	// tries to.
+	CancelGrace time.Duration
+	EndWait     time.Duration // how long a broken stream waits to learn that the sandbox ended; 5 s
 }
 
 func (c *Config) fill() error {
@@ -77,6 +81,7 @@ func (c *Config) fill() error {
 	setDefault(&c.MaxImage, 64*sandbox.GiB)
 	setDefault(&c.KeepAlive, 15*time.Second)
 	setDefault(&c.EndWait, 5*time.Second)
+	setDefault(&c.CancelGrace, 30*time.Second)
 	setDefault(&c.CallbackGrace, 5*time.Second)
 	setDefault(&c.CallbackLinger, time.Minute)
 	return nil
@@ -116,6 +121,8 @@ type Server struct {
 	quotas quotaBook
 	ledger ledger
 	room   waitingRoom
+	leases leaseBook
+	strays strayBook
 
 	handler http.Handler
 }
@@ -126,9 +133,11 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{cfg: cfg, log: cfg.Logger, rights: newRights(), vault: vault{cfg.SecretKeys}}
-	s.store = counted{cfg.Store, &s.ledger, &s.room}
+	s.store = counted{cfg.Store, &s.ledger, &s.room, &s.leases}
 	s.node = newGuard(cfg.Node, s.store)
 	s.ledger.init()
+	s.leases.init()
+	s.strays.init()
 	s.room.init(s.node.Capacity)
 	s.quotas.init(cfg.Store, cfg.Clock)
 	s.audit.init(cfg.Store, cfg.Clock, cfg.Logger)
@@ -177,7 +186,7 @@ func HTTPServer(h http.Handler) *http.Server {
 }
 
 // Run does the server's own work until ctx ends, and waits for it: it records
-// the ends the node reports, repays what failed the first time, forgets what
+// the ends the node reports, ends what its lease has left, repays what failed the first time, forgets what
 // is older than the retention, removes content that nothing refers to any more
 // and writes down when keys were used. Reconcile
 // comes first, before anything is served.
@@ -189,7 +198,9 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { s.housekeeping(ctx) })
 	wg.Go(func() { s.collectLoop(ctx) })
 	wg.Go(func() { s.audit.run(ctx) })
+	wg.Go(func() { s.leaseLoop(ctx) })
 	wg.Wait()
+	s.strays.stop()
 	s.callbacks.stop()
 
 	// One last time, so that a stop does not lose the minute.

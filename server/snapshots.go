@@ -286,6 +286,7 @@ func (s *Server) recordOf(ctx context.Context, id string, t taking, manifest str
 // newSnapshot is a record of content that was just made of sb.
 func (s *Server) newSnapshot(sb sandbox.Sandbox, t taking, c sandbox.Content) sandbox.Snapshot {
 	c.Same = ""
+	sb.Spec.Lease = "" // what comes of it later ends with its own maker
 	return sandbox.Snapshot{
 		ID:        sandbox.NewID(s.cfg.Rand),
 		Tenant:    sb.Tenant,

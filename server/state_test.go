@@ -910,7 +910,7 @@ func TestTemplates(t *testing.T) {
 		t.Error("the sandbox it was built in still runs")
 	}
 	sb := w.create(&covev1.SandboxSpec{Template: "web"})
-	if sb.Spec.Template != "web@1" || sb.Parent != tpl.Snapshot || sb.Spec.Labels["app"] != "web" || sb.Spec.Timeout != nil || sb.Spec.Image != "base" {
+	if sb.Spec.Template != "web@1" || sb.Parent != tpl.Snapshot || sb.Spec.Labels["app"] != "web" || sb.Spec.Timeout.AsDuration() != 24*time.Hour || sb.Spec.Image != "base" {
 		t.Errorf("%+v", sb)
 	}
 	st, err := w.client.Processes.Attach(t.Context(), connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: sb.Id, ExecId: startExec}))

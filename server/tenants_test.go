@@ -31,7 +31,7 @@ type shared struct {
 	box, image string
 	snap       map[string]string // by kind
 	vol, keyID string
-	rec        string
+	rec, lease string
 }
 
 func (s *shared) tenant(name string) {
@@ -76,6 +76,11 @@ func newShared(t *testing.T, change ...func(*Config)) *shared {
 		}
 		s.image = img.ID
 	}
+	l, err := s.red.Leases.Create(ctx, connect.NewRequest(&covev1.CreateLeaseRequest{Name: "redlease"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.lease = l.Msg.Lease.Id
 	c, err := s.red.Sandboxes.Create(ctx, connect.NewRequest(&covev1.CreateSandboxRequest{IdempotencyKey: "once",
 		Spec: &covev1.SandboxSpec{Labels: map[string]string{"run": "redrun"}, Env: map[string]string{"TOKEN": "redsecret"}}}))
 	if err != nil {
@@ -254,6 +259,9 @@ func (s *shared) fingerprint() string {
 	secs, err := s.store.ListSecrets(ctx)
 	check(err)
 	out["secrets"] = secs
+	if out["leases"], err = s.store.ListLeases(ctx); err != nil {
+		s.Fatal(err)
+	}
 	out["tenants"], err = s.store.ListTenants(ctx)
 	check(err)
 	s.node.mu.Lock()
@@ -295,12 +303,14 @@ var attacks = map[string][]attack{
 		{`{"spec":{"image":"$IMAGE"}}`, "image_not_found"}, {`{"spec":{"volumes":[{"volume":"data","path":"/d"}]}}`, "not_found"}, {`{"spec":{"volumes":[{"volume":"$VOL","path":"/d"}]}}`, "not_found"},
 		{`{"spec":{"network":{"replay":{"recording":"redtape"}}}}`, "not_found"}, {`{"spec":{"network":{"replay":{"recording":"$REC"}}}}`, "not_found"},
 		{`{"spec":{"network":{"mode":"public","record":{"id":"$REC"}}}}`, "invalid_argument"},
-		{`{"spec":{"network":{"mode":"public"},"secrets":["redtoken"]}}`, "not_found"}},
+		{`{"spec":{"network":{"mode":"public"},"secrets":["redtoken"]}}`, "not_found"},
+		{`{"spec":{"lease":"$LEASE"}}`, "not_found"}},
 	"Sandboxes/Get":         {{`{"id":"$BOX"}`, "not_found"}},
 	"Sandboxes/List":        {{`{}`, "own"}, {`{"labels":{"run":"redrun"}}`, "own"}, {`{"states":["SANDBOX_STATE_RUNNING","SANDBOX_STATE_ENDED"]}`, "own"}},
 	"Sandboxes/SetTimeout":  {{`{"id":"$BOX","timeout":"60s"}`, "not_found"}},
 	"Sandboxes/Reset":       {{`{"id":"$BOX"}`, "not_found"}},
-	"Sandboxes/Kill":        {{`{"id":"$BOX"}`, "not_found"}},
+	"Sandboxes/SetLease":    {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$OWN","lease":"$LEASE"}`, "not_found"}},
+	"Sandboxes/Kill":        {{`{"id":"$BOX"}`, "not_found"}, {`{"idempotencyKey":"once"}`, "not_found"}},
 	"Sandboxes/KillByLabel": {{`{"labels":{"run":"redrun"}}`, "own"}},
 	"Sandboxes/Stats":       {{`{"id":"$BOX"}`, "not_found"}},
 	"Sandboxes/Pause":       {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$BOX","cold":true}`, "not_found"}},
@@ -366,6 +376,12 @@ var attacks = map[string][]attack{
 	"Volumes/ListFiles":  {{`{"name":"data","path":"/"}`, "not_found"}, {`{"name":"$VOL","path":"/"}`, "not_found"}},
 	"Volumes/RemoveFile": {{`{"name":"$VOL","path":"/redfile"}`, "not_found"}},
 
+	"Leases/Create":    {{`{"ttl":"0.1s"}`, "invalid_argument"}},
+	"Leases/Heartbeat": {{`{"id":"$LEASE"}`, "not_found"}},
+	"Leases/Get":       {{`{"id":"$LEASE"}`, "not_found"}},
+	"Leases/List":      {{`{}`, "own"}},
+	"Leases/End":       {{`{"id":"$LEASE"}`, "own"}},
+
 	"Secrets/Create": {{`{"name":"redtoken","value":"bluevalue"}`, "invalid_argument"}},
 	"Secrets/List":   {{`{}`, "own"}},
 	"Secrets/Update": {{`{"name":"redtoken","hosts":["evil.test"]}`, "not_found"}},
@@ -430,7 +446,7 @@ func methods() map[string]protoreflect.MethodDescriptor {
 
 func (s *shared) fill(msg string, own map[string]string) string {
 	pairs := []string{"$BOX", s.box, "$MEM", s.snap["memory"], "$FS", s.snap["filesystem"], "$DIR", s.snap["directory"], "$IMAGE", s.image,
-		"$VOL", s.vol, "$REC", s.rec, "$KEY", s.keyID, "$REDID", s.tenants["red"]}
+		"$LEASE", s.lease, "$VOL", s.vol, "$REC", s.rec, "$KEY", s.keyID, "$REDID", s.tenants["red"]}
 	for k, v := range own {
 		pairs = append([]string{k, v}, pairs...)
 	}
@@ -473,7 +489,7 @@ func TestForeignKeyReachesNothing(t *testing.T) {
 	// Pruning blue's own snapshots is blue's right: out of the way before.
 	before := s.fingerprint()
 
-	red := []string{"redsecret", "redtoken", "redhost", "REDENV", "redrun", "redpy", "red-", "redfile", "reader", s.box, s.image, s.vol, s.rec, "redtape", s.keyID, s.tenants["red"],
+	red := []string{"redsecret", "redtoken", "redhost", "REDENV", "redrun", "redpy", "red-", "redfile", "reader", s.box, s.image, s.vol, s.rec, "redtape", "redlease", s.lease, s.keyID, s.tenants["red"],
 		s.snap["memory"], s.snap["filesystem"], s.snap["directory"], tpl.Snapshot}
 	leaks := func(what, sent, got string) {
 		t.Helper()

@@ -1,5 +1,5 @@
 // Package store is the contract of Cove's durable record: sandboxes and their
-// ends, snapshots and templates, images' names, secrets, API keys and idempotency keys. Package storetest holds
+// ends, snapshots and templates, images' names, secrets, leases, API keys and idempotency keys. Package storetest holds
 // the suite every implementation passes; sqlite is the default one.
 //
 // A method that changes something returns only when the change is durable.
@@ -28,6 +28,7 @@ type Store interface {
 	Tenants
 	Audit
 	Secrets
+	Leases
 	Close() error
 }
 
@@ -40,7 +41,8 @@ type Sandboxes interface {
 
 	// SandboxByKey finds the sandbox first created with idem.Key, without
 	// writing: sandbox.ErrNotFound if the key is not in use,
-	// sandbox.ErrAlreadyExists if idem.Hash is not the one it was used with.
+	// sandbox.ErrAlreadyExists if idem.Hash is not the one it was used with. Hash
+	// "" stands for any.
 	SandboxByKey(ctx context.Context, idem Idempotency) (sandbox.Sandbox, error)
 
 	GetSandbox(ctx context.Context, id string) (sandbox.Sandbox, error)

@@ -59,6 +59,7 @@ type Client struct {
 	Tenants    covev1.TenantsClient
 	Ports      covev1.PortsClient
 	Secrets    covev1.SecretsClient
+	Leases     covev1.LeasesClient
 	Callbacks  covev1.CallbacksClient
 
 	url, key, agent string
@@ -101,6 +102,7 @@ func NewClient(url, key string, opts Options) *Client {
 	c.Tenants = covev1.NewTenantsClient(c.rpc, c.url, o)
 	c.Ports = covev1.NewPortsClient(c.rpc, c.url, o)
 	c.Secrets = covev1.NewSecretsClient(c.rpc, c.url, o)
+	c.Leases = covev1.NewLeasesClient(c.rpc, c.url, o)
 	c.Callbacks = covev1.NewCallbacksClient(c.rpc, c.url, o)
 	return c
 }

@@ -123,6 +123,7 @@ func TestRoundTrips(t *testing.T) {
 
 	var sb sandbox.Sandbox
 	fill(t, reflect.ValueOf(&sb).Elem())
+	sb.Spec.NoTimeout = false             // it has one
 	sb.Tenant, sb.Spec.Authority = "", "" // stay on the server's side
 	if got, err := SandboxFrom(Sandbox(sb)); err != nil || !reflect.DeepEqual(sb, got) {
 		t.Errorf("sent %+v\n got %+v, %v", sb, got, err)
@@ -132,7 +133,7 @@ func TestRoundTrips(t *testing.T) {
 // ours is a spec with what stays on the server's side.
 func ours(s sandbox.Spec) sandbox.Spec {
 	if s.Image != "" {
-		s.Authority = "text"
+		s.Authority, s.NoTimeout = "text", true
 	}
 	return s
 }

@@ -105,7 +105,7 @@ func Spec(s sandbox.Spec) *covev1.SandboxSpec {
 		Resources:   Resources(s.Resources),
 		Env:         s.Env,
 		Labels:      s.Labels,
-		Timeout:     Duration(s.Timeout),
+		Timeout:     timeout(s),
 		IdleTimeout: Duration(s.IdleTimeout),
 		OnIdle:      string(s.OnIdle),
 		Snapshot:    s.Snapshot,
@@ -113,7 +113,17 @@ func Spec(s sandbox.Spec) *covev1.SandboxSpec {
 		Volumes:     volumeMounts(s.Volumes),
 		Network:     Network(s.Network),
 		Secrets:     s.Secrets,
+		Lease:       s.Lease,
 	}
+}
+
+// timeout is there with 0 where never was asked for, so that a spec that is
+// sent again means the same.
+func timeout(s sandbox.Spec) *durationpb.Duration {
+	if s.NoTimeout && s.Timeout == 0 {
+		return durationpb.New(0)
+	}
+	return Duration(s.Timeout)
 }
 
 // SpecFrom names fields as the request does: "spec.resources.cpu".
@@ -143,6 +153,7 @@ func SpecFrom(s *covev1.SandboxSpec) (sandbox.Spec, error) {
 		Env:         s.Env,
 		Labels:      s.Labels,
 		Timeout:     timeout,
+		NoTimeout:   s.Timeout != nil && timeout == 0,
 		IdleTimeout: idle,
 		OnIdle:      sandbox.IdleAction(s.OnIdle),
 		Snapshot:    s.Snapshot,
@@ -150,6 +161,7 @@ func SpecFrom(s *covev1.SandboxSpec) (sandbox.Spec, error) {
 		Volumes:     volumeMountsFrom(s.Volumes),
 		Network:     network,
 		Secrets:     s.Secrets,
+		Lease:       s.Lease,
 	}, nil
 }
 

@@ -128,6 +128,10 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defaults := sandbox.StandardDefaults()
 	defaults.Network = sandbox.NetworkMode(c.Network)
+	defaults.Timeout = c.DefaultTimeout
+	if err := sandbox.ValidateTimeout("default-timeout", c.DefaultTimeout, 0); err != nil {
+		return err
+	}
 	conf := server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Defaults: defaults,
 		Ports: gate, SecretKeys: sealing, QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
 	signer, err := openSSH(c, at)

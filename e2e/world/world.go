@@ -346,6 +346,14 @@ func (w *World) CLI(t testing.TB, args ...string) Ran {
 	return w.CLIWith(t, nil, args...)
 }
 
+// Command is bin/cove of this world, not started, for tests that end it early. It
+// is killed with the test.
+func (w *World) Command(t testing.TB, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(t.Context(), filepath.Join(w.bin, "cove"), args...)
+	cmd.Env, cmd.Dir = w.cliEnv(), filepath.Dir(w.Dir)
+	return cmd
+}
+
 // CLIWith is CLI with a stdin.
 func (w *World) CLIWith(t testing.TB, stdin io.Reader, args ...string) Ran {
 	t.Helper()

@@ -93,7 +93,7 @@ func sandboxOfKey(tenant string, idem store.Idempotency, row func(query string, 
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	if hash != idem.Hash {
+	if idem.Hash != "" && hash != idem.Hash {
 		return sandbox.Sandbox{}, &sandbox.Error{Class: sandbox.AlreadyExists, Field: "idempotency_key",
 			Msg: "the key was used for sandbox " + id + " with another request", Hint: "use a fresh key for a different request"}
 	}

@@ -144,6 +144,10 @@ var sandboxCases = []scenario{
 		same(t, "by key", got, sb)
 		_, err = st.SandboxByKey(t.Context(), store.Idempotency{Key: idem.Key, Hash: "other"})
 		fails(t, "another hash", err, sandbox.ErrAlreadyExists)
+		if got, err = st.SandboxByKey(t.Context(), store.Idempotency{Key: idem.Key}); err != nil {
+			t.Fatal(err)
+		}
+		same(t, "by key, whatever it was used for", got, sb)
 	}},
 
 	{"an update is kept and returned", func(t *testing.T, st store.Store) {

@@ -94,6 +94,16 @@ func (s scoped) DeleteSecret(ctx context.Context, name string) error {
 	return s.Store.DeleteSecret(in(ctx), name)
 }
 
+func (s scoped) CreateLease(ctx context.Context, l sandbox.Lease) error {
+	return s.Store.CreateLease(in(ctx), l)
+}
+func (s scoped) ListLeases(ctx context.Context) ([]sandbox.Lease, error) {
+	return s.Store.ListLeases(in(ctx))
+}
+func (s scoped) DeleteLease(ctx context.Context, id string) error {
+	return s.Store.DeleteLease(in(ctx), id)
+}
+
 func (s scoped) CreateSnapshot(ctx context.Context, snap sandbox.Snapshot) (sandbox.Snapshot, error) {
 	return s.Store.CreateSnapshot(in(ctx), snap)
 }

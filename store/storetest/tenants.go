@@ -21,6 +21,7 @@ func tenantCases(t *testing.T, open func(t *testing.T) store.Store) {
 	}{
 		{"without a scope nothing is seen or changed", noScope},
 		{"one tenant's things are not there for another", foreignThings},
+		{"nor are its leases", foreignLeases},
 		{"names and idempotency keys are a tenant's own", ownNames},
 		{"an image is seen by name or by use", imageSight},
 		{"a tenant goes when it is empty", tenantLife},
@@ -109,6 +110,9 @@ func noScope(t *testing.T, st store.Store, _, _ context.Context) {
 		"ListSecrets":      func() error { _, err := st.ListSecrets(ctx); return err },
 		"ReplaceSecret":    func() error { return st.ReplaceSecret(ctx, newSecret("s", 1), at(0)) },
 		"DeleteSecret":     func() error { return st.DeleteSecret(ctx, "s") },
+		"CreateLease":      func() error { return st.CreateLease(ctx, newLease("l", 0)) },
+		"ListLeases":       func() error { _, err := st.ListLeases(ctx); return err },
+		"DeleteLease":      func() error { return st.DeleteLease(ctx, "l") },
 	} {
 		fails(t, name, call(), sandbox.ErrInternal)
 	}

@@ -53,7 +53,8 @@ const (
 // ProcessesClient is a client for the cove.v1.Processes service.
 type ProcessesClient interface {
 	// Start runs a process and streams it to its end. Leaving the stream does
-	// not end the process. Without an exec_id the server makes one.
+	// not end the process, unless kill_on_cancel says so. Without an exec_id the
+	// server makes one.
 	Start(context.Context, *connect.Request[StartProcessRequest]) (*connect.ServerStreamForClient[ProcessEvent], error)
 	// Attach streams from a byte offset; bytes no longer held are announced as lost.
 	Attach(context.Context, *connect.Request[AttachProcessRequest]) (*connect.ServerStreamForClient[ProcessEvent], error)
@@ -184,7 +185,8 @@ func (c *processesClient) Wait(ctx context.Context, req *connect.Request[WaitPro
 // ProcessesHandler is an implementation of the cove.v1.Processes service.
 type ProcessesHandler interface {
 	// Start runs a process and streams it to its end. Leaving the stream does
-	// not end the process. Without an exec_id the server makes one.
+	// not end the process, unless kill_on_cancel says so. Without an exec_id the
+	// server makes one.
 	Start(context.Context, *connect.Request[StartProcessRequest], *connect.ServerStream[ProcessEvent]) error
 	// Attach streams from a byte offset; bytes no longer held are announced as lost.
 	Attach(context.Context, *connect.Request[AttachProcessRequest], *connect.ServerStream[ProcessEvent]) error

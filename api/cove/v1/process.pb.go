@@ -244,10 +244,14 @@ func (x *ProcessSpec) GetTimeout() *durationpb.Duration {
 }
 
 type StartProcessRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	Process       *ProcessSpec           `protobuf:"bytes,2,opt,name=process,proto3" json:"process,omitempty"`
-	Offset        int64                  `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"` // when the exec_id exists: replay from here
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Process   *ProcessSpec           `protobuf:"bytes,2,opt,name=process,proto3" json:"process,omitempty"`
+	Offset    int64                  `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"` // when the exec_id exists: replay from here
+	// Kill the process and its children when this stream is left before their end
+	// and nobody starts or attaches to it again within 30 s. A server that stops
+	// kills nothing.
+	KillOnCancel  bool `protobuf:"varint,4,opt,name=kill_on_cancel,json=killOnCancel,proto3" json:"kill_on_cancel,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -303,11 +307,19 @@ func (x *StartProcessRequest) GetOffset() int64 {
 	return 0
 }
 
+func (x *StartProcessRequest) GetKillOnCancel() bool {
+	if x != nil {
+		return x.KillOnCancel
+	}
+	return false
+}
+
 type AttachProcessRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	ExecId        string                 `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
 	Offset        int64                  `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	KillOnCancel  bool                   `protobuf:"varint,4,opt,name=kill_on_cancel,json=killOnCancel,proto3" json:"kill_on_cancel,omitempty"` // as of StartProcessRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -361,6 +373,13 @@ func (x *AttachProcessRequest) GetOffset() int64 {
 		return x.Offset
 	}
 	return 0
+}
+
+func (x *AttachProcessRequest) GetKillOnCancel() bool {
+	if x != nil {
+		return x.KillOnCancel
+	}
+	return false
 }
 
 type ProcessStarted struct {
@@ -1571,17 +1590,19 @@ const file_cove_v1_process_proto_rawDesc = "" +
 	" \x01(\v2\x19.google.protobuf.DurationR\atimeout\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"|\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa2\x01\n" +
 	"\x13StartProcessRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12.\n" +
 	"\aprocess\x18\x02 \x01(\v2\x14.cove.v1.ProcessSpecR\aprocess\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x03R\x06offset\"f\n" +
+	"\x06offset\x18\x03 \x01(\x03R\x06offset\x12$\n" +
+	"\x0ekill_on_cancel\x18\x04 \x01(\bR\fkillOnCancel\"\x8c\x01\n" +
 	"\x14AttachProcessRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x03R\x06offset\"W\n" +
+	"\x06offset\x18\x03 \x01(\x03R\x06offset\x12$\n" +
+	"\x0ekill_on_cancel\x18\x04 \x01(\bR\fkillOnCancel\"W\n" +
 	"\x0eProcessStarted\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x1a\n" +

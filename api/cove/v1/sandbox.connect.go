@@ -46,6 +46,8 @@ const (
 	SandboxesListProcedure = "/cove.v1.Sandboxes/List"
 	// SandboxesSetTimeoutProcedure is the fully-qualified name of the Sandboxes's SetTimeout RPC.
 	SandboxesSetTimeoutProcedure = "/cove.v1.Sandboxes/SetTimeout"
+	// SandboxesSetLeaseProcedure is the fully-qualified name of the Sandboxes's SetLease RPC.
+	SandboxesSetLeaseProcedure = "/cove.v1.Sandboxes/SetLease"
 	// SandboxesResetProcedure is the fully-qualified name of the Sandboxes's Reset RPC.
 	SandboxesResetProcedure = "/cove.v1.Sandboxes/Reset"
 	// SandboxesKillProcedure is the fully-qualified name of the Sandboxes's Kill RPC.
@@ -76,13 +78,17 @@ const (
 type SandboxesClient interface {
 	// Create returns when the sandbox is durable and running. The same
 	// idempotency_key with the same spec returns the same sandbox; with another
-	// spec it is already_exists.
+	// spec it is already_exists. A caller that leaves before the answer leaves no
+	// sandbox, whether it gave a key or not: who asks again with the key gets one.
 	Create(context.Context, *connect.Request[CreateSandboxRequest]) (*connect.Response[CreateSandboxResponse], error)
 	// Get answers for ended sandboxes too, with their end cause.
 	Get(context.Context, *connect.Request[GetSandboxRequest]) (*connect.Response[GetSandboxResponse], error)
 	List(context.Context, *connect.Request[ListSandboxesRequest]) (*connect.Response[ListSandboxesResponse], error)
 	// SetTimeout sets the end to now + timeout; zero removes it.
 	SetTimeout(context.Context, *connect.Request[SetTimeoutRequest]) (*connect.Response[SetTimeoutResponse], error)
+	// SetLease has a sandbox end with another lease, or with none: then it gets the
+	// server's default timeout from now on, unless it has one of its own.
+	SetLease(context.Context, *connect.Request[SetLeaseRequest]) (*connect.Response[SetLeaseResponse], error)
 	// Reset gives the same kernel a pristine container: no file, process,
 	// socket or variable of the old episode is left.
 	Reset(context.Context, *connect.Request[ResetRequest]) (*connect.Response[ResetResponse], error)
@@ -150,6 +156,12 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			httpClient,
 			baseURL+SandboxesSetTimeoutProcedure,
 			connect.WithSchema(sandboxesMethods.ByName("SetTimeout")),
+			connect.WithClientOptions(opts...),
+		),
+		setLease: connect.NewClient[SetLeaseRequest, SetLeaseResponse](
+			httpClient,
+			baseURL+SandboxesSetLeaseProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("SetLease")),
 			connect.WithClientOptions(opts...),
 		),
 		reset: connect.NewClient[ResetRequest, ResetResponse](
@@ -236,6 +248,7 @@ type sandboxesClient struct {
 	get         *connect.Client[GetSandboxRequest, GetSandboxResponse]
 	list        *connect.Client[ListSandboxesRequest, ListSandboxesResponse]
 	setTimeout  *connect.Client[SetTimeoutRequest, SetTimeoutResponse]
+	setLease    *connect.Client[SetLeaseRequest, SetLeaseResponse]
 	reset       *connect.Client[ResetRequest, ResetResponse]
 	kill        *connect.Client[KillRequest, KillResponse]
 	killByLabel *connect.Client[KillByLabelRequest, KillByLabelResponse]
@@ -268,6 +281,11 @@ func (c *sandboxesClient) List(ctx context.Context, req *connect.Request[ListSan
 // SetTimeout calls cove.v1.Sandboxes.SetTimeout.
 func (c *sandboxesClient) SetTimeout(ctx context.Context, req *connect.Request[SetTimeoutRequest]) (*connect.Response[SetTimeoutResponse], error) {
 	return c.setTimeout.CallUnary(ctx, req)
+}
+
+// SetLease calls cove.v1.Sandboxes.SetLease.
+func (c *sandboxesClient) SetLease(ctx context.Context, req *connect.Request[SetLeaseRequest]) (*connect.Response[SetLeaseResponse], error) {
+	return c.setLease.CallUnary(ctx, req)
 }
 
 // Reset calls cove.v1.Sandboxes.Reset.
@@ -334,13 +352,17 @@ func (c *sandboxesClient) Tree(ctx context.Context, req *connect.Request[TreeReq
 type SandboxesHandler interface {
 	// Create returns when the sandbox is durable and running. The same
 	// idempotency_key with the same spec returns the same sandbox; with another
-	// spec it is already_exists.
+	// spec it is already_exists. A caller that leaves before the answer leaves no
+	// sandbox, whether it gave a key or not: who asks again with the key gets one.
 	Create(context.Context, *connect.Request[CreateSandboxRequest]) (*connect.Response[CreateSandboxResponse], error)
 	// Get answers for ended sandboxes too, with their end cause.
 	Get(context.Context, *connect.Request[GetSandboxRequest]) (*connect.Response[GetSandboxResponse], error)
 	List(context.Context, *connect.Request[ListSandboxesRequest]) (*connect.Response[ListSandboxesResponse], error)
 	// SetTimeout sets the end to now + timeout; zero removes it.
 	SetTimeout(context.Context, *connect.Request[SetTimeoutRequest]) (*connect.Response[SetTimeoutResponse], error)
+	// SetLease has a sandbox end with another lease, or with none: then it gets the
+	// server's default timeout from now on, unless it has one of its own.
+	SetLease(context.Context, *connect.Request[SetLeaseRequest]) (*connect.Response[SetLeaseResponse], error)
 	// Reset gives the same kernel a pristine container: no file, process,
 	// socket or variable of the old episode is left.
 	Reset(context.Context, *connect.Request[ResetRequest]) (*connect.Response[ResetResponse], error)
@@ -404,6 +426,12 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		SandboxesSetTimeoutProcedure,
 		svc.SetTimeout,
 		connect.WithSchema(sandboxesMethods.ByName("SetTimeout")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxesSetLeaseHandler := connect.NewUnaryHandler(
+		SandboxesSetLeaseProcedure,
+		svc.SetLease,
+		connect.WithSchema(sandboxesMethods.ByName("SetLease")),
 		connect.WithHandlerOptions(opts...),
 	)
 	sandboxesResetHandler := connect.NewUnaryHandler(
@@ -491,6 +519,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesListHandler.ServeHTTP(w, r)
 		case SandboxesSetTimeoutProcedure:
 			sandboxesSetTimeoutHandler.ServeHTTP(w, r)
+		case SandboxesSetLeaseProcedure:
+			sandboxesSetLeaseHandler.ServeHTTP(w, r)
 		case SandboxesResetProcedure:
 			sandboxesResetHandler.ServeHTTP(w, r)
 		case SandboxesKillProcedure:
@@ -538,6 +568,10 @@ func (UnimplementedSandboxesHandler) List(context.Context, *connect.Request[List
 
 func (UnimplementedSandboxesHandler) SetTimeout(context.Context, *connect.Request[SetTimeoutRequest]) (*connect.Response[SetTimeoutResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.SetTimeout is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) SetLease(context.Context, *connect.Request[SetLeaseRequest]) (*connect.Response[SetLeaseResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.SetLease is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Reset(context.Context, *connect.Request[ResetRequest]) (*connect.Response[ResetResponse], error) {

@@ -161,19 +161,22 @@ func (x *Resources) GetPids() int64 {
 }
 
 type SandboxSpec struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"` // name or reference; default "base"
-	Resources     *Resources             `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"`
-	Env           map[string]string      `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Labels        map[string]string      `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Timeout       *durationpb.Duration   `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`                            // unset or 0: lives until killed
-	IdleTimeout   *durationpb.Duration   `protobuf:"bytes,6,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"` // unset or 0: never idles out
-	OnIdle        string                 `protobuf:"bytes,7,opt,name=on_idle,json=onIdle,proto3" json:"on_idle,omitempty"`                // "kill" (default) or "pause"
-	Snapshot      string                 `protobuf:"bytes,8,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                          // name or id to start from; not with image or template
-	Template      string                 `protobuf:"bytes,9,opt,name=template,proto3" json:"template,omitempty"`                          // "name" or "name@version"; not with image or snapshot
-	Volumes       []*VolumeMount         `protobuf:"bytes,10,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	Network       *Network               `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"` // unset: the server's default
-	Secrets       []string               `protobuf:"bytes,21,rep,name=secrets,proto3" json:"secrets,omitempty"` // names; see Secrets. They need a network
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Image     string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"` // name or reference; default "base"
+	Resources *Resources             `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"`
+	Env       map[string]string      `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels    map[string]string      `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Unset: the server's default, where neither idle_timeout nor lease is set
+	// either. 0: lives until killed.
+	Timeout       *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	IdleTimeout   *durationpb.Duration `protobuf:"bytes,6,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"` // unset or 0: never idles out
+	OnIdle        string               `protobuf:"bytes,7,opt,name=on_idle,json=onIdle,proto3" json:"on_idle,omitempty"`                // "kill" (default) or "pause"
+	Snapshot      string               `protobuf:"bytes,8,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                          // name or id to start from; not with image or template
+	Template      string               `protobuf:"bytes,9,opt,name=template,proto3" json:"template,omitempty"`                          // "name" or "name@version"; not with image or snapshot
+	Volumes       []*VolumeMount       `protobuf:"bytes,10,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Network       *Network             `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"` // unset: the server's default
+	Secrets       []string             `protobuf:"bytes,21,rep,name=secrets,proto3" json:"secrets,omitempty"` // names; see Secrets. They need a network
+	Lease         string               `protobuf:"bytes,22,opt,name=lease,proto3" json:"lease,omitempty"`     // id; it ends with this lease. See Leases
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -290,6 +293,13 @@ func (x *SandboxSpec) GetSecrets() []string {
 		return x.Secrets
 	}
 	return nil
+}
+
+func (x *SandboxSpec) GetLease() string {
+	if x != nil {
+		return x.Lease
+	}
+	return ""
 }
 
 type VolumeMount struct {
@@ -996,6 +1006,102 @@ func (x *SetTimeoutResponse) GetSandbox() *Sandbox {
 	return nil
 }
 
+type SetLeaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Lease         string                 `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"` // id; "" = none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLeaseRequest) Reset() {
+	*x = SetLeaseRequest{}
+	mi := &file_cove_v1_sandbox_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLeaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLeaseRequest) ProtoMessage() {}
+
+func (x *SetLeaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_sandbox_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLeaseRequest.ProtoReflect.Descriptor instead.
+func (*SetLeaseRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SetLeaseRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SetLeaseRequest) GetLease() string {
+	if x != nil {
+		return x.Lease
+	}
+	return ""
+}
+
+type SetLeaseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLeaseResponse) Reset() {
+	*x = SetLeaseResponse{}
+	mi := &file_cove_v1_sandbox_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLeaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLeaseResponse) ProtoMessage() {}
+
+func (x *SetLeaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_sandbox_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLeaseResponse.ProtoReflect.Descriptor instead.
+func (*SetLeaseResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SetLeaseResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
 type ResetRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1005,7 +1111,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[13]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1017,7 +1123,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[13]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1030,7 +1136,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{13}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ResetRequest) GetId() string {
@@ -1050,7 +1156,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[14]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1168,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[14]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1181,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ResetResponse) GetSandbox() *Sandbox {
@@ -1093,15 +1199,16 @@ func (x *ResetResponse) GetNodeTime() *durationpb.Duration {
 }
 
 type KillRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                               // or
+	IdempotencyKey string                 `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"` // that it was created with; a creation under way is waited for
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *KillRequest) Reset() {
 	*x = KillRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[15]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1113,7 +1220,7 @@ func (x *KillRequest) String() string {
 func (*KillRequest) ProtoMessage() {}
 
 func (x *KillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[15]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1126,12 +1233,19 @@ func (x *KillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillRequest.ProtoReflect.Descriptor instead.
 func (*KillRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *KillRequest) GetId() string {
 	if x != nil {
 		return x.Id
+	}
+	return ""
+}
+
+func (x *KillRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
 	}
 	return ""
 }
@@ -1145,7 +1259,7 @@ type KillResponse struct {
 
 func (x *KillResponse) Reset() {
 	*x = KillResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[16]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1157,7 +1271,7 @@ func (x *KillResponse) String() string {
 func (*KillResponse) ProtoMessage() {}
 
 func (x *KillResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[16]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1170,7 +1284,7 @@ func (x *KillResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillResponse.ProtoReflect.Descriptor instead.
 func (*KillResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *KillResponse) GetSandbox() *Sandbox {
@@ -1189,7 +1303,7 @@ type KillByLabelRequest struct {
 
 func (x *KillByLabelRequest) Reset() {
 	*x = KillByLabelRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[17]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1315,7 @@ func (x *KillByLabelRequest) String() string {
 func (*KillByLabelRequest) ProtoMessage() {}
 
 func (x *KillByLabelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[17]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1328,7 @@ func (x *KillByLabelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillByLabelRequest.ProtoReflect.Descriptor instead.
 func (*KillByLabelRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *KillByLabelRequest) GetLabels() map[string]string {
@@ -1233,7 +1347,7 @@ type KillByLabelResponse struct {
 
 func (x *KillByLabelResponse) Reset() {
 	*x = KillByLabelResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[18]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1359,7 @@ func (x *KillByLabelResponse) String() string {
 func (*KillByLabelResponse) ProtoMessage() {}
 
 func (x *KillByLabelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[18]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1372,7 @@ func (x *KillByLabelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillByLabelResponse.ProtoReflect.Descriptor instead.
 func (*KillByLabelResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{18}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *KillByLabelResponse) GetIds() []string {
@@ -1277,7 +1391,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[19]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1289,7 +1403,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[19]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1302,7 +1416,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{19}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -1325,7 +1439,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[20]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1337,7 +1451,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[20]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1350,7 +1464,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{20}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StatsResponse) GetCpuTime() *durationpb.Duration {
@@ -1398,7 +1512,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[21]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1410,7 +1524,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[21]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1423,7 +1537,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{21}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -1449,7 +1563,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[22]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1575,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[22]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1588,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{22}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PauseResponse) GetSandbox() *Sandbox {
@@ -1493,7 +1607,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[23]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1505,7 +1619,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[23]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1518,7 +1632,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{23}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -1538,7 +1652,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[24]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1664,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[24]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1677,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{24}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ResumeResponse) GetSandbox() *Sandbox {
@@ -1589,13 +1703,14 @@ type ForkRequest struct {
 	Labels        map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // over the source's
 	Env           map[string]string      `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`       // over the source's; for processes started later
 	Timeout       *durationpb.Duration   `protobuf:"bytes,7,opt,name=timeout,proto3" json:"timeout,omitempty"`                                                                         // unset: the source's
+	Lease         *string                `protobuf:"bytes,8,opt,name=lease,proto3,oneof" json:"lease,omitempty"`                                                                       // unset: a running source's; "": none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ForkRequest) Reset() {
 	*x = ForkRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[25]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1607,7 +1722,7 @@ func (x *ForkRequest) String() string {
 func (*ForkRequest) ProtoMessage() {}
 
 func (x *ForkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[25]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1620,7 +1735,7 @@ func (x *ForkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
 func (*ForkRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{25}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ForkRequest) GetId() string {
@@ -1672,6 +1787,13 @@ func (x *ForkRequest) GetTimeout() *durationpb.Duration {
 	return nil
 }
 
+func (x *ForkRequest) GetLease() string {
+	if x != nil && x.Lease != nil {
+		return *x.Lease
+	}
+	return ""
+}
+
 type ForkResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Results       []*ForkResult          `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"` // count of them, in order
@@ -1682,7 +1804,7 @@ type ForkResponse struct {
 
 func (x *ForkResponse) Reset() {
 	*x = ForkResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[26]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +1816,7 @@ func (x *ForkResponse) String() string {
 func (*ForkResponse) ProtoMessage() {}
 
 func (x *ForkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[26]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +1829,7 @@ func (x *ForkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResponse.ProtoReflect.Descriptor instead.
 func (*ForkResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{26}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ForkResponse) GetResults() []*ForkResult {
@@ -1735,7 +1857,7 @@ type ForkResult struct {
 
 func (x *ForkResult) Reset() {
 	*x = ForkResult{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[27]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +1869,7 @@ func (x *ForkResult) String() string {
 func (*ForkResult) ProtoMessage() {}
 
 func (x *ForkResult) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[27]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1882,7 @@ func (x *ForkResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResult.ProtoReflect.Descriptor instead.
 func (*ForkResult) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{27}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForkResult) GetSandbox() *Sandbox {
@@ -1794,7 +1916,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[28]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1806,7 +1928,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[28]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1819,7 +1941,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{28}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RestoreRequest) GetId() string {
@@ -1846,7 +1968,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[29]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1980,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[29]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1993,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{29}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RestoreResponse) GetSandbox() *Sandbox {
@@ -1897,7 +2019,7 @@ type TreeRequest struct {
 
 func (x *TreeRequest) Reset() {
 	*x = TreeRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[30]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2031,7 @@ func (x *TreeRequest) String() string {
 func (*TreeRequest) ProtoMessage() {}
 
 func (x *TreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[30]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2044,7 @@ func (x *TreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeRequest.ProtoReflect.Descriptor instead.
 func (*TreeRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{30}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TreeRequest) GetId() string {
@@ -1941,7 +2063,7 @@ type TreeResponse struct {
 
 func (x *TreeResponse) Reset() {
 	*x = TreeResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[31]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1953,7 +2075,7 @@ func (x *TreeResponse) String() string {
 func (*TreeResponse) ProtoMessage() {}
 
 func (x *TreeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[31]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1966,7 +2088,7 @@ func (x *TreeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeResponse.ProtoReflect.Descriptor instead.
 func (*TreeResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{31}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *TreeResponse) GetNodes() []*TreeNode {
@@ -1990,7 +2112,7 @@ type TreeNode struct {
 
 func (x *TreeNode) Reset() {
 	*x = TreeNode{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[32]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2124,7 @@ func (x *TreeNode) String() string {
 func (*TreeNode) ProtoMessage() {}
 
 func (x *TreeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[32]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2137,7 @@ func (x *TreeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeNode.ProtoReflect.Descriptor instead.
 func (*TreeNode) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{32}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TreeNode) GetId() string {
@@ -2070,7 +2192,7 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x06memory\x18\x02 \x01(\x03R\x06memory\x12!\n" +
 	"\fmemory_limit\x18\x03 \x01(\x03R\vmemoryLimit\x12\x12\n" +
 	"\x04disk\x18\x04 \x01(\x03R\x04disk\x12\x12\n" +
-	"\x04pids\x18\x05 \x01(\x03R\x04pids\"\xed\x04\n" +
+	"\x04pids\x18\x05 \x01(\x03R\x04pids\"\x83\x05\n" +
 	"\vSandboxSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x120\n" +
 	"\tresources\x18\x02 \x01(\v2\x12.cove.v1.ResourcesR\tresources\x12/\n" +
@@ -2084,7 +2206,8 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\avolumes\x18\n" +
 	" \x03(\v2\x14.cove.v1.VolumeMountR\avolumes\x12*\n" +
 	"\anetwork\x18\x14 \x01(\v2\x10.cove.v1.NetworkR\anetwork\x12\x18\n" +
-	"\asecrets\x18\x15 \x03(\tR\asecrets\x1a6\n" +
+	"\asecrets\x18\x15 \x03(\tR\asecrets\x12\x14\n" +
+	"\x05lease\x18\x16 \x01(\tR\x05lease\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -2146,14 +2269,20 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x123\n" +
 	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"@\n" +
 	"\x12SetTimeoutResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.cove.v1.SandboxR\asandbox\"7\n" +
+	"\x0fSetLeaseRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05lease\x18\x02 \x01(\tR\x05lease\">\n" +
+	"\x10SetLeaseResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.cove.v1.SandboxR\asandbox\"\x1e\n" +
 	"\fResetRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"s\n" +
 	"\rResetResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.cove.v1.SandboxR\asandbox\x126\n" +
-	"\tnode_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bnodeTime\"\x1d\n" +
+	"\tnode_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bnodeTime\"F\n" +
 	"\vKillRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\":\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12'\n" +
+	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\":\n" +
 	"\fKillResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.cove.v1.SandboxR\asandbox\"\x90\x01\n" +
 	"\x12KillByLabelRequest\x12?\n" +
@@ -2181,7 +2310,7 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"t\n" +
 	"\x0eResumeResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.cove.v1.SandboxR\asandbox\x126\n" +
-	"\tnode_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bnodeTime\"\xff\x02\n" +
+	"\tnode_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bnodeTime\"\xa4\x03\n" +
 	"\vForkRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\x12\x14\n" +
@@ -2189,13 +2318,15 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\tmin_ready\x18\x04 \x01(\x05R\bminReady\x128\n" +
 	"\x06labels\x18\x05 \x03(\v2 .cove.v1.ForkRequest.LabelsEntryR\x06labels\x12/\n" +
 	"\x03env\x18\x06 \x03(\v2\x1d.cove.v1.ForkRequest.EnvEntryR\x03env\x123\n" +
-	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\x1a9\n" +
+	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x19\n" +
+	"\x05lease\x18\b \x01(\tH\x00R\x05lease\x88\x01\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"p\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
+	"\x06_lease\"p\n" +
 	"\fForkResponse\x12-\n" +
 	"\aresults\x18\x01 \x03(\v2\x13.cove.v1.ForkResultR\aresults\x121\n" +
 	"\x06paused\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06paused\"~\n" +
@@ -2227,13 +2358,14 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x16SANDBOX_STATE_CREATING\x10\x01\x12\x19\n" +
 	"\x15SANDBOX_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14SANDBOX_STATE_ENDING\x10\x03\x12\x17\n" +
-	"\x13SANDBOX_STATE_ENDED\x10\x042\x9a\b\n" +
+	"\x13SANDBOX_STATE_ENDED\x10\x042\xdb\b\n" +
 	"\tSandboxes\x12G\n" +
 	"\x06Create\x12\x1d.cove.v1.CreateSandboxRequest\x1a\x1e.cove.v1.CreateSandboxResponse\x12C\n" +
 	"\x03Get\x12\x1a.cove.v1.GetSandboxRequest\x1a\x1b.cove.v1.GetSandboxResponse\"\x03\x90\x02\x01\x12J\n" +
 	"\x04List\x12\x1d.cove.v1.ListSandboxesRequest\x1a\x1e.cove.v1.ListSandboxesResponse\"\x03\x90\x02\x01\x12E\n" +
 	"\n" +
-	"SetTimeout\x12\x1a.cove.v1.SetTimeoutRequest\x1a\x1b.cove.v1.SetTimeoutResponse\x126\n" +
+	"SetTimeout\x12\x1a.cove.v1.SetTimeoutRequest\x1a\x1b.cove.v1.SetTimeoutResponse\x12?\n" +
+	"\bSetLease\x12\x18.cove.v1.SetLeaseRequest\x1a\x19.cove.v1.SetLeaseResponse\x126\n" +
 	"\x05Reset\x12\x15.cove.v1.ResetRequest\x1a\x16.cove.v1.ResetResponse\x123\n" +
 	"\x04Kill\x12\x14.cove.v1.KillRequest\x1a\x15.cove.v1.KillResponse\x12H\n" +
 	"\vKillByLabel\x12\x1b.cove.v1.KillByLabelRequest\x1a\x1c.cove.v1.KillByLabelResponse\x12;\n" +
@@ -2263,7 +2395,7 @@ func file_cove_v1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_cove_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cove_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_cove_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_cove_v1_sandbox_proto_goTypes = []any{
 	(SandboxState)(0),             // 0: cove.v1.SandboxState
 	(*Resources)(nil),             // 1: cove.v1.Resources
@@ -2279,122 +2411,127 @@ var file_cove_v1_sandbox_proto_goTypes = []any{
 	(*ListSandboxesResponse)(nil), // 11: cove.v1.ListSandboxesResponse
 	(*SetTimeoutRequest)(nil),     // 12: cove.v1.SetTimeoutRequest
 	(*SetTimeoutResponse)(nil),    // 13: cove.v1.SetTimeoutResponse
-	(*ResetRequest)(nil),          // 14: cove.v1.ResetRequest
-	(*ResetResponse)(nil),         // 15: cove.v1.ResetResponse
-	(*KillRequest)(nil),           // 16: cove.v1.KillRequest
-	(*KillResponse)(nil),          // 17: cove.v1.KillResponse
-	(*KillByLabelRequest)(nil),    // 18: cove.v1.KillByLabelRequest
-	(*KillByLabelResponse)(nil),   // 19: cove.v1.KillByLabelResponse
-	(*StatsRequest)(nil),          // 20: cove.v1.StatsRequest
-	(*StatsResponse)(nil),         // 21: cove.v1.StatsResponse
-	(*PauseRequest)(nil),          // 22: cove.v1.PauseRequest
-	(*PauseResponse)(nil),         // 23: cove.v1.PauseResponse
-	(*ResumeRequest)(nil),         // 24: cove.v1.ResumeRequest
-	(*ResumeResponse)(nil),        // 25: cove.v1.ResumeResponse
-	(*ForkRequest)(nil),           // 26: cove.v1.ForkRequest
-	(*ForkResponse)(nil),          // 27: cove.v1.ForkResponse
-	(*ForkResult)(nil),            // 28: cove.v1.ForkResult
-	(*RestoreRequest)(nil),        // 29: cove.v1.RestoreRequest
-	(*RestoreResponse)(nil),       // 30: cove.v1.RestoreResponse
-	(*TreeRequest)(nil),           // 31: cove.v1.TreeRequest
-	(*TreeResponse)(nil),          // 32: cove.v1.TreeResponse
-	(*TreeNode)(nil),              // 33: cove.v1.TreeNode
-	nil,                           // 34: cove.v1.SandboxSpec.EnvEntry
-	nil,                           // 35: cove.v1.SandboxSpec.LabelsEntry
-	nil,                           // 36: cove.v1.ListSandboxesRequest.LabelsEntry
-	nil,                           // 37: cove.v1.KillByLabelRequest.LabelsEntry
-	nil,                           // 38: cove.v1.ForkRequest.LabelsEntry
-	nil,                           // 39: cove.v1.ForkRequest.EnvEntry
-	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
-	(*Network)(nil),               // 41: cove.v1.Network
-	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
-	(*ErrorDetail)(nil),           // 43: cove.v1.ErrorDetail
-	(*SetNetworkRequest)(nil),     // 44: cove.v1.SetNetworkRequest
-	(*GetNetworkRequest)(nil),     // 45: cove.v1.GetNetworkRequest
-	(*SetSecretsRequest)(nil),     // 46: cove.v1.SetSecretsRequest
-	(*SetNetworkResponse)(nil),    // 47: cove.v1.SetNetworkResponse
-	(*GetNetworkResponse)(nil),    // 48: cove.v1.GetNetworkResponse
-	(*SetSecretsResponse)(nil),    // 49: cove.v1.SetSecretsResponse
+	(*SetLeaseRequest)(nil),       // 14: cove.v1.SetLeaseRequest
+	(*SetLeaseResponse)(nil),      // 15: cove.v1.SetLeaseResponse
+	(*ResetRequest)(nil),          // 16: cove.v1.ResetRequest
+	(*ResetResponse)(nil),         // 17: cove.v1.ResetResponse
+	(*KillRequest)(nil),           // 18: cove.v1.KillRequest
+	(*KillResponse)(nil),          // 19: cove.v1.KillResponse
+	(*KillByLabelRequest)(nil),    // 20: cove.v1.KillByLabelRequest
+	(*KillByLabelResponse)(nil),   // 21: cove.v1.KillByLabelResponse
+	(*StatsRequest)(nil),          // 22: cove.v1.StatsRequest
+	(*StatsResponse)(nil),         // 23: cove.v1.StatsResponse
+	(*PauseRequest)(nil),          // 24: cove.v1.PauseRequest
+	(*PauseResponse)(nil),         // 25: cove.v1.PauseResponse
+	(*ResumeRequest)(nil),         // 26: cove.v1.ResumeRequest
+	(*ResumeResponse)(nil),        // 27: cove.v1.ResumeResponse
+	(*ForkRequest)(nil),           // 28: cove.v1.ForkRequest
+	(*ForkResponse)(nil),          // 29: cove.v1.ForkResponse
+	(*ForkResult)(nil),            // 30: cove.v1.ForkResult
+	(*RestoreRequest)(nil),        // 31: cove.v1.RestoreRequest
+	(*RestoreResponse)(nil),       // 32: cove.v1.RestoreResponse
+	(*TreeRequest)(nil),           // 33: cove.v1.TreeRequest
+	(*TreeResponse)(nil),          // 34: cove.v1.TreeResponse
+	(*TreeNode)(nil),              // 35: cove.v1.TreeNode
+	nil,                           // 36: cove.v1.SandboxSpec.EnvEntry
+	nil,                           // 37: cove.v1.SandboxSpec.LabelsEntry
+	nil,                           // 38: cove.v1.ListSandboxesRequest.LabelsEntry
+	nil,                           // 39: cove.v1.KillByLabelRequest.LabelsEntry
+	nil,                           // 40: cove.v1.ForkRequest.LabelsEntry
+	nil,                           // 41: cove.v1.ForkRequest.EnvEntry
+	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
+	(*Network)(nil),               // 43: cove.v1.Network
+	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
+	(*ErrorDetail)(nil),           // 45: cove.v1.ErrorDetail
+	(*SetNetworkRequest)(nil),     // 46: cove.v1.SetNetworkRequest
+	(*GetNetworkRequest)(nil),     // 47: cove.v1.GetNetworkRequest
+	(*SetSecretsRequest)(nil),     // 48: cove.v1.SetSecretsRequest
+	(*SetNetworkResponse)(nil),    // 49: cove.v1.SetNetworkResponse
+	(*GetNetworkResponse)(nil),    // 50: cove.v1.GetNetworkResponse
+	(*SetSecretsResponse)(nil),    // 51: cove.v1.SetSecretsResponse
 }
 var file_cove_v1_sandbox_proto_depIdxs = []int32{
 	1,  // 0: cove.v1.SandboxSpec.resources:type_name -> cove.v1.Resources
-	34, // 1: cove.v1.SandboxSpec.env:type_name -> cove.v1.SandboxSpec.EnvEntry
-	35, // 2: cove.v1.SandboxSpec.labels:type_name -> cove.v1.SandboxSpec.LabelsEntry
-	40, // 3: cove.v1.SandboxSpec.timeout:type_name -> google.protobuf.Duration
-	40, // 4: cove.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	36, // 1: cove.v1.SandboxSpec.env:type_name -> cove.v1.SandboxSpec.EnvEntry
+	37, // 2: cove.v1.SandboxSpec.labels:type_name -> cove.v1.SandboxSpec.LabelsEntry
+	42, // 3: cove.v1.SandboxSpec.timeout:type_name -> google.protobuf.Duration
+	42, // 4: cove.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
 	3,  // 5: cove.v1.SandboxSpec.volumes:type_name -> cove.v1.VolumeMount
-	41, // 6: cove.v1.SandboxSpec.network:type_name -> cove.v1.Network
-	42, // 7: cove.v1.End.at:type_name -> google.protobuf.Timestamp
+	43, // 6: cove.v1.SandboxSpec.network:type_name -> cove.v1.Network
+	44, // 7: cove.v1.End.at:type_name -> google.protobuf.Timestamp
 	2,  // 8: cove.v1.Sandbox.spec:type_name -> cove.v1.SandboxSpec
 	0,  // 9: cove.v1.Sandbox.state:type_name -> cove.v1.SandboxState
-	42, // 10: cove.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	42, // 11: cove.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
+	44, // 10: cove.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	44, // 11: cove.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
 	4,  // 12: cove.v1.Sandbox.end:type_name -> cove.v1.End
 	2,  // 13: cove.v1.CreateSandboxRequest.spec:type_name -> cove.v1.SandboxSpec
 	5,  // 14: cove.v1.CreateSandboxResponse.sandbox:type_name -> cove.v1.Sandbox
-	40, // 15: cove.v1.CreateSandboxResponse.node_time:type_name -> google.protobuf.Duration
+	42, // 15: cove.v1.CreateSandboxResponse.node_time:type_name -> google.protobuf.Duration
 	5,  // 16: cove.v1.GetSandboxResponse.sandbox:type_name -> cove.v1.Sandbox
-	36, // 17: cove.v1.ListSandboxesRequest.labels:type_name -> cove.v1.ListSandboxesRequest.LabelsEntry
+	38, // 17: cove.v1.ListSandboxesRequest.labels:type_name -> cove.v1.ListSandboxesRequest.LabelsEntry
 	0,  // 18: cove.v1.ListSandboxesRequest.states:type_name -> cove.v1.SandboxState
 	5,  // 19: cove.v1.ListSandboxesResponse.sandboxes:type_name -> cove.v1.Sandbox
-	40, // 20: cove.v1.SetTimeoutRequest.timeout:type_name -> google.protobuf.Duration
+	42, // 20: cove.v1.SetTimeoutRequest.timeout:type_name -> google.protobuf.Duration
 	5,  // 21: cove.v1.SetTimeoutResponse.sandbox:type_name -> cove.v1.Sandbox
-	5,  // 22: cove.v1.ResetResponse.sandbox:type_name -> cove.v1.Sandbox
-	40, // 23: cove.v1.ResetResponse.node_time:type_name -> google.protobuf.Duration
-	5,  // 24: cove.v1.KillResponse.sandbox:type_name -> cove.v1.Sandbox
-	37, // 25: cove.v1.KillByLabelRequest.labels:type_name -> cove.v1.KillByLabelRequest.LabelsEntry
-	40, // 26: cove.v1.StatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	5,  // 27: cove.v1.PauseResponse.sandbox:type_name -> cove.v1.Sandbox
-	5,  // 28: cove.v1.ResumeResponse.sandbox:type_name -> cove.v1.Sandbox
-	40, // 29: cove.v1.ResumeResponse.node_time:type_name -> google.protobuf.Duration
-	38, // 30: cove.v1.ForkRequest.labels:type_name -> cove.v1.ForkRequest.LabelsEntry
-	39, // 31: cove.v1.ForkRequest.env:type_name -> cove.v1.ForkRequest.EnvEntry
-	40, // 32: cove.v1.ForkRequest.timeout:type_name -> google.protobuf.Duration
-	28, // 33: cove.v1.ForkResponse.results:type_name -> cove.v1.ForkResult
-	40, // 34: cove.v1.ForkResponse.paused:type_name -> google.protobuf.Duration
-	5,  // 35: cove.v1.ForkResult.sandbox:type_name -> cove.v1.Sandbox
-	43, // 36: cove.v1.ForkResult.error:type_name -> cove.v1.ErrorDetail
-	5,  // 37: cove.v1.RestoreResponse.sandbox:type_name -> cove.v1.Sandbox
-	40, // 38: cove.v1.RestoreResponse.node_time:type_name -> google.protobuf.Duration
-	33, // 39: cove.v1.TreeResponse.nodes:type_name -> cove.v1.TreeNode
-	42, // 40: cove.v1.TreeNode.created_at:type_name -> google.protobuf.Timestamp
-	6,  // 41: cove.v1.Sandboxes.Create:input_type -> cove.v1.CreateSandboxRequest
-	8,  // 42: cove.v1.Sandboxes.Get:input_type -> cove.v1.GetSandboxRequest
-	10, // 43: cove.v1.Sandboxes.List:input_type -> cove.v1.ListSandboxesRequest
-	12, // 44: cove.v1.Sandboxes.SetTimeout:input_type -> cove.v1.SetTimeoutRequest
-	14, // 45: cove.v1.Sandboxes.Reset:input_type -> cove.v1.ResetRequest
-	16, // 46: cove.v1.Sandboxes.Kill:input_type -> cove.v1.KillRequest
-	18, // 47: cove.v1.Sandboxes.KillByLabel:input_type -> cove.v1.KillByLabelRequest
-	20, // 48: cove.v1.Sandboxes.Stats:input_type -> cove.v1.StatsRequest
-	22, // 49: cove.v1.Sandboxes.Pause:input_type -> cove.v1.PauseRequest
-	24, // 50: cove.v1.Sandboxes.Resume:input_type -> cove.v1.ResumeRequest
-	26, // 51: cove.v1.Sandboxes.Fork:input_type -> cove.v1.ForkRequest
-	29, // 52: cove.v1.Sandboxes.Restore:input_type -> cove.v1.RestoreRequest
-	44, // 53: cove.v1.Sandboxes.SetNetwork:input_type -> cove.v1.SetNetworkRequest
-	45, // 54: cove.v1.Sandboxes.GetNetwork:input_type -> cove.v1.GetNetworkRequest
-	46, // 55: cove.v1.Sandboxes.SetSecrets:input_type -> cove.v1.SetSecretsRequest
-	31, // 56: cove.v1.Sandboxes.Tree:input_type -> cove.v1.TreeRequest
-	7,  // 57: cove.v1.Sandboxes.Create:output_type -> cove.v1.CreateSandboxResponse
-	9,  // 58: cove.v1.Sandboxes.Get:output_type -> cove.v1.GetSandboxResponse
-	11, // 59: cove.v1.Sandboxes.List:output_type -> cove.v1.ListSandboxesResponse
-	13, // 60: cove.v1.Sandboxes.SetTimeout:output_type -> cove.v1.SetTimeoutResponse
-	15, // 61: cove.v1.Sandboxes.Reset:output_type -> cove.v1.ResetResponse
-	17, // 62: cove.v1.Sandboxes.Kill:output_type -> cove.v1.KillResponse
-	19, // 63: cove.v1.Sandboxes.KillByLabel:output_type -> cove.v1.KillByLabelResponse
-	21, // 64: cove.v1.Sandboxes.Stats:output_type -> cove.v1.StatsResponse
-	23, // 65: cove.v1.Sandboxes.Pause:output_type -> cove.v1.PauseResponse
-	25, // 66: cove.v1.Sandboxes.Resume:output_type -> cove.v1.ResumeResponse
-	27, // 67: cove.v1.Sandboxes.Fork:output_type -> cove.v1.ForkResponse
-	30, // 68: cove.v1.Sandboxes.Restore:output_type -> cove.v1.RestoreResponse
-	47, // 69: cove.v1.Sandboxes.SetNetwork:output_type -> cove.v1.SetNetworkResponse
-	48, // 70: cove.v1.Sandboxes.GetNetwork:output_type -> cove.v1.GetNetworkResponse
-	49, // 71: cove.v1.Sandboxes.SetSecrets:output_type -> cove.v1.SetSecretsResponse
-	32, // 72: cove.v1.Sandboxes.Tree:output_type -> cove.v1.TreeResponse
-	57, // [57:73] is the sub-list for method output_type
-	41, // [41:57] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	5,  // 22: cove.v1.SetLeaseResponse.sandbox:type_name -> cove.v1.Sandbox
+	5,  // 23: cove.v1.ResetResponse.sandbox:type_name -> cove.v1.Sandbox
+	42, // 24: cove.v1.ResetResponse.node_time:type_name -> google.protobuf.Duration
+	5,  // 25: cove.v1.KillResponse.sandbox:type_name -> cove.v1.Sandbox
+	39, // 26: cove.v1.KillByLabelRequest.labels:type_name -> cove.v1.KillByLabelRequest.LabelsEntry
+	42, // 27: cove.v1.StatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	5,  // 28: cove.v1.PauseResponse.sandbox:type_name -> cove.v1.Sandbox
+	5,  // 29: cove.v1.ResumeResponse.sandbox:type_name -> cove.v1.Sandbox
+	42, // 30: cove.v1.ResumeResponse.node_time:type_name -> google.protobuf.Duration
+	40, // 31: cove.v1.ForkRequest.labels:type_name -> cove.v1.ForkRequest.LabelsEntry
+	41, // 32: cove.v1.ForkRequest.env:type_name -> cove.v1.ForkRequest.EnvEntry
+	42, // 33: cove.v1.ForkRequest.timeout:type_name -> google.protobuf.Duration
+	30, // 34: cove.v1.ForkResponse.results:type_name -> cove.v1.ForkResult
+	42, // 35: cove.v1.ForkResponse.paused:type_name -> google.protobuf.Duration
+	5,  // 36: cove.v1.ForkResult.sandbox:type_name -> cove.v1.Sandbox
+	45, // 37: cove.v1.ForkResult.error:type_name -> cove.v1.ErrorDetail
+	5,  // 38: cove.v1.RestoreResponse.sandbox:type_name -> cove.v1.Sandbox
+	42, // 39: cove.v1.RestoreResponse.node_time:type_name -> google.protobuf.Duration
+	35, // 40: cove.v1.TreeResponse.nodes:type_name -> cove.v1.TreeNode
+	44, // 41: cove.v1.TreeNode.created_at:type_name -> google.protobuf.Timestamp
+	6,  // 42: cove.v1.Sandboxes.Create:input_type -> cove.v1.CreateSandboxRequest
+	8,  // 43: cove.v1.Sandboxes.Get:input_type -> cove.v1.GetSandboxRequest
+	10, // 44: cove.v1.Sandboxes.List:input_type -> cove.v1.ListSandboxesRequest
+	12, // 45: cove.v1.Sandboxes.SetTimeout:input_type -> cove.v1.SetTimeoutRequest
+	14, // 46: cove.v1.Sandboxes.SetLease:input_type -> cove.v1.SetLeaseRequest
+	16, // 47: cove.v1.Sandboxes.Reset:input_type -> cove.v1.ResetRequest
+	18, // 48: cove.v1.Sandboxes.Kill:input_type -> cove.v1.KillRequest
+	20, // 49: cove.v1.Sandboxes.KillByLabel:input_type -> cove.v1.KillByLabelRequest
+	22, // 50: cove.v1.Sandboxes.Stats:input_type -> cove.v1.StatsRequest
+	24, // 51: cove.v1.Sandboxes.Pause:input_type -> cove.v1.PauseRequest
+	26, // 52: cove.v1.Sandboxes.Resume:input_type -> cove.v1.ResumeRequest
+	28, // 53: cove.v1.Sandboxes.Fork:input_type -> cove.v1.ForkRequest
+	31, // 54: cove.v1.Sandboxes.Restore:input_type -> cove.v1.RestoreRequest
+	46, // 55: cove.v1.Sandboxes.SetNetwork:input_type -> cove.v1.SetNetworkRequest
+	47, // 56: cove.v1.Sandboxes.GetNetwork:input_type -> cove.v1.GetNetworkRequest
+	48, // 57: cove.v1.Sandboxes.SetSecrets:input_type -> cove.v1.SetSecretsRequest
+	33, // 58: cove.v1.Sandboxes.Tree:input_type -> cove.v1.TreeRequest
+	7,  // 59: cove.v1.Sandboxes.Create:output_type -> cove.v1.CreateSandboxResponse
+	9,  // 60: cove.v1.Sandboxes.Get:output_type -> cove.v1.GetSandboxResponse
+	11, // 61: cove.v1.Sandboxes.List:output_type -> cove.v1.ListSandboxesResponse
+	13, // 62: cove.v1.Sandboxes.SetTimeout:output_type -> cove.v1.SetTimeoutResponse
+	15, // 63: cove.v1.Sandboxes.SetLease:output_type -> cove.v1.SetLeaseResponse
+	17, // 64: cove.v1.Sandboxes.Reset:output_type -> cove.v1.ResetResponse
+	19, // 65: cove.v1.Sandboxes.Kill:output_type -> cove.v1.KillResponse
+	21, // 66: cove.v1.Sandboxes.KillByLabel:output_type -> cove.v1.KillByLabelResponse
+	23, // 67: cove.v1.Sandboxes.Stats:output_type -> cove.v1.StatsResponse
+	25, // 68: cove.v1.Sandboxes.Pause:output_type -> cove.v1.PauseResponse
+	27, // 69: cove.v1.Sandboxes.Resume:output_type -> cove.v1.ResumeResponse
+	29, // 70: cove.v1.Sandboxes.Fork:output_type -> cove.v1.ForkResponse
+	32, // 71: cove.v1.Sandboxes.Restore:output_type -> cove.v1.RestoreResponse
+	49, // 72: cove.v1.Sandboxes.SetNetwork:output_type -> cove.v1.SetNetworkResponse
+	50, // 73: cove.v1.Sandboxes.GetNetwork:output_type -> cove.v1.GetNetworkResponse
+	51, // 74: cove.v1.Sandboxes.SetSecrets:output_type -> cove.v1.SetSecretsResponse
+	34, // 75: cove.v1.Sandboxes.Tree:output_type -> cove.v1.TreeResponse
+	59, // [59:76] is the sub-list for method output_type
+	42, // [42:59] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_sandbox_proto_init() }
@@ -2405,13 +2542,14 @@ func file_cove_v1_sandbox_proto_init() {
 	file_cove_v1_admin_proto_init()
 	file_cove_v1_network_proto_init()
 	file_cove_v1_secret_proto_init()
+	file_cove_v1_sandbox_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_sandbox_proto_rawDesc), len(file_cove_v1_sandbox_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   39,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

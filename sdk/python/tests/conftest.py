@@ -70,7 +70,7 @@ def time() -> FakeTime:
 @pytest.fixture(params=["sync-direct", "sync-httpx", "async-direct", "async-httpx"])
 def api(request: pytest.FixtureRequest, server: FakeCove, time: FakeTime) -> Iterator[Api]:
     kind, _, wire = request.param.partition("-")
-    options: dict[str, Any] = {"url": server.url, "key": FakeCove.KEY, "_clock": time.clock()}
+    options: dict[str, Any] = {"url": server.url, "key": FakeCove.KEY, "_clock": time.clock(), "keep": True}
     if kind == "sync":
         http = httpx.Client() if wire == "httpx" else None
         client = cove.Client(**options, http_client=http)

@@ -119,6 +119,9 @@ class FakeCove:
     def __init__(self) -> None:
         self.requests: list[Got] = []
         self._handlers: dict[str, Handler] = {}
+        self.on("Leases/Create", {"lease": {"id": "l1", "ttl": "300s"}})
+        self.on("Leases/Heartbeat", {"lease": {"id": "l1", "ttl": "300s"}})
+        self.on("Leases/End", {})
         self._server: Optional[_Server] = None
         self._thread: Optional[threading.Thread] = None
         self._port = 0

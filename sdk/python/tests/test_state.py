@@ -114,6 +114,7 @@ def test_a_fork_is_its_ready_children_and_the_errors_of_the_others(api: Api) -> 
         "labels": {"a": "b"},
         "env": {"SEED": "1"},
         "timeout": "60s",
+        "lease": "",
     }
     assert isinstance(children, cove.Forks)
     assert [child.id for child in children] == ["c1", "c3"]
@@ -132,7 +133,7 @@ def test_a_fork_from_a_snapshot(api: Api) -> None:
     api.server.on("Sandboxes/Fork", {"results": [{"sandbox": sandbox_json("c1")}]})
     (child,) = api.Snapshot.get("sn1", client=api.client).fork(1)
     assert child.id == "c1"
-    assert api.server.sent("Fork")[0].message == {"snapshot": "sn1", "count": 1}
+    assert api.server.sent("Fork")[0].message == {"snapshot": "sn1", "count": 1, "lease": ""}
 
 
 def test_a_fork_below_min_ready_raises(api: Api) -> None:

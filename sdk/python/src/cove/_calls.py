@@ -237,6 +237,28 @@ def kill(id: str) -> Call[SandboxInfo]:
     return Call("Sandboxes/Kill", {"id": id}, sandbox, repeatable=True)
 
 
+def kill_by_key(key: str) -> Call[None]:
+    return Call("Sandboxes/Kill", {"idempotencyKey": key}, nothing, repeatable=True)
+
+
+def set_lease(id: str, lease: str) -> Call[SandboxInfo]:
+    return Call("Sandboxes/SetLease", {"id": id, "lease": lease}, sandbox, repeatable=True)
+
+
+def create_lease(ttl: float, name: str) -> Call[str]:
+    message = {"ttl": format_duration("ttl", ttl), "name": name}
+    # One too many is nobody's and ends by itself.
+    return Call("Leases/Create", message, lambda j: str(j["lease"]["id"]), repeatable=True)
+
+
+def heartbeat(id: str) -> Call[None]:
+    return Call("Leases/Heartbeat", {"id": id}, nothing, repeatable=True)
+
+
+def end_lease(id: str) -> Call[None]:
+    return Call("Leases/End", {"id": id}, nothing, repeatable=True)
+
+
 def kill_by_label(labels: Mapping[str, str]) -> Call[list[str]]:
     if not labels:
         raise InvalidArgument("labels: at least one is needed", field="labels")

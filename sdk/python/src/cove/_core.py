@@ -39,6 +39,7 @@ class Settings:
         clock: Optional[Clock],
     ) -> None:
         self.url = resolve_url(url)
+        self.key = resolve_key(key)
         self.request_timeout = request_timeout
         self.retry_timeout = retry_timeout
         self.create_timeout = create_timeout

@@ -48,6 +48,8 @@ class ProcessSession:
         self.egress_denied = 0
         self.replay_missed = 0
         self.lost: list[tuple[int, int]] = []
+        self.kill_on_cancel = False
+        """The server kills it when nobody reads it any more."""
         self._spec = spec
         self._envelopes = EnvelopeReader()
         self._backoff: Optional[Backoff] = None
@@ -61,6 +63,8 @@ class ProcessSession:
         """
         self._envelopes = EnvelopeReader()
         message: dict[str, Any] = {"sandboxId": self.sandbox_id}
+        if self.kill_on_cancel:
+            message["killOnCancel"] = True
         if self.offset:
             message["offset"] = str(self.offset)
         if self._spec is not None and not self.started:

@@ -39,6 +39,7 @@ def fork(
     labels: Optional[Mapping[str, str]],
     env: Optional[Mapping[str, str]],
     timeout: Optional[Seconds],
+    lease: str = "",
 ) -> Call[Forked]:
     """source: the id of a sandbox or the name or id of a snapshot, by the field it goes to."""
     message: dict[str, Any] = {**source, "count": _at_least_one("n", count)}
@@ -52,6 +53,7 @@ def fork(
         message["env"] = strings("env", env)
     if timeout is not None:
         message["timeout"] = format_duration("timeout", timeout)
+    message["lease"] = lease
     # Not repeatable: a second one makes as many children again.
     return Call("Sandboxes/Fork", message, Forked.parse, slow=True)
 

@@ -39,6 +39,7 @@ class Client:
     create_timeout: seconds Sandbox.create waits for a full server.
     ca: file with the authority to trust, for a server with a certificate of its
     own (COVE_CA).
+    keep: its sandboxes outlive this process, unless create() says otherwise.
     http_client: an httpx.Client to use for everything (proxies, client
     certificates, custom trust); it stays yours to close.
     """
@@ -52,11 +53,13 @@ class Client:
         retry_timeout: float = 30.0,
         create_timeout: float = 60.0,
         ca: Optional[str] = None,
+        keep: bool = False,
         http_client: Optional[httpx.Client] = None,
         _clock: Optional[Clock] = None,
     ) -> None:
         self._settings = Settings(url, key, request_timeout, retry_timeout, create_timeout, _clock)
         self._ca = ca = resolve_ca(ca)
+        self.keep = keep
         self._bulk = HttpxWire(self.url, http_client, ca)
         direct = http_client is None and not behind_proxy(self.url)
         self._wire: Wire = Http1Wire(self.url, ca) if direct else self._bulk
@@ -84,7 +87,7 @@ class Client:
         return f"Client({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _client_again, _pickled(self._settings, self._ca, self._bulk.given)
+        return _client_again, _pickled(self, self._settings, self._bulk.given)
 
     def http(self) -> httpx.Client:
         """The httpx client that files travel over: it trusts whom this client trusts, and adds no key."""
@@ -212,11 +215,13 @@ class AsyncClient:
         retry_timeout: float = 30.0,
         create_timeout: float = 60.0,
         ca: Optional[str] = None,
+        keep: bool = False,
         http_client: Optional[httpx.AsyncClient] = None,
         _clock: Optional[Clock] = None,
     ) -> None:
         self._settings = Settings(url, key, request_timeout, retry_timeout, create_timeout, _clock)
         self._ca = ca = resolve_ca(ca)
+        self.keep = keep
         self._bulk = AsyncHttpxWire(self.url, http_client, ca)
         direct = http_client is None and not behind_proxy(self.url)
         self._wire: AsyncWire = AsyncHttp1Wire(self.url, ca) if direct else self._bulk
@@ -244,7 +249,7 @@ class AsyncClient:
         return f"AsyncClient({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _async_client_again, _pickled(self._settings, self._ca, self._bulk.given)
+        return _async_client_again, _pickled(self, self._settings, self._bulk.given)
 
     def http(self) -> httpx.AsyncClient:
         """The httpx client that files travel over: it trusts whom this client trusts, and adds no key."""
@@ -451,14 +456,13 @@ class _Pull:
 # key goes along, since the other side may be a machine without COVE_KEY: such a
 # pickle is as secret as the key.
 
-_Pickled = tuple[str, str, float, float, float, Optional[str]]
+_Pickled = tuple[str, str, float, float, float, Optional[str], bool]
 
 
-def _pickled(settings: Settings, ca: Optional[str], given: Optional[object]) -> _Pickled:
+def _pickled(client: Union[Client, AsyncClient], s: Settings, given: Optional[object]) -> _Pickled:
     if given is not None:
         raise TypeError("a client with an http_client of yours cannot be pickled: make one over there")
-    s = settings
-    return s.url, s.key, s.request_timeout, s.retry_timeout, s.create_timeout, ca
+    return s.url, s.key, s.request_timeout, s.retry_timeout, s.create_timeout, client._ca, client.keep
 
 
 _again: dict[tuple[int, _Pickled], Client] = {}
@@ -470,16 +474,18 @@ def _client_again(*made_of: Any) -> Client:
     with _lock:
         client = _again.get(name)
         if client is None:
-            url, key, request, retry, create, ca = made_of
+            url, key, request, retry, create, ca, keep = made_of
             client = _again[name] = Client(
-                url, key, request_timeout=request, retry_timeout=retry, create_timeout=create, ca=ca
+                url, key, request_timeout=request, retry_timeout=retry, create_timeout=create, ca=ca, keep=keep
             )
         return client
 
 
 def _async_client_again(*made_of: Any) -> AsyncClient:
-    url, key, request, retry, create, ca = made_of
-    return AsyncClient(url, key, request_timeout=request, retry_timeout=retry, create_timeout=create, ca=ca)
+    url, key, request, retry, create, ca, keep = made_of
+    return AsyncClient(
+        url, key, request_timeout=request, retry_timeout=retry, create_timeout=create, ca=ca, keep=keep
+    )
 
 
 # The default clients. One per server and key, so that a changed COVE_URL takes

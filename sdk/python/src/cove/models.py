@@ -123,6 +123,8 @@ class SandboxInfo:
     """1 after creation, one more with each set_network."""
     secrets: tuple[str, ...] = ()
     """Names of those its requests leave with."""
+    lease: str = ""
+    """The lease it ends with; empty: none. See Sandbox.keep."""
 
     @classmethod
     def parse(cls, j: Json) -> SandboxInfo:
@@ -148,6 +150,7 @@ class SandboxInfo:
             template=spec.get("template", ""),
             volumes=tuple(VolumeMount.parse(v) for v in spec.get("volumes") or ()),
             parent=j.get("parent", ""),
+            lease=spec.get("lease", ""),
             ancestors=tuple(j.get("ancestors") or ()),
             standby=j.get("standby", ""),
             network=Network._from(spec.get("network") or {}),

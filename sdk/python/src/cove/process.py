@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from typing import Any, Callable, Optional, Union
 
-from . import _calls
+from . import _calls, _lease
 from ._core import STREAM_SILENCE
 from ._session import Collector, Listeners, Piece, ProcessSession, TextDecoder
 from ._stdin import NOBODY_READS, as_bytes, cut
@@ -39,6 +39,16 @@ class _ProcessState:
         self._decoder = TextDecoder()
         self._pending: list[Piece] = []  # came, and nobody has read it yet
         self._collector = Collector()  # of wait(); what it has when its time is over stays for the next
+        self._kills = False  # a reader that is interrupted takes the process along
+
+    def _kill_on_cancel(self, choice: Optional[bool]) -> None:
+        self._kills = choice is not False
+        self._session.kill_on_cancel = choice is True
+
+    def _stray(self, kind: Any) -> bool:
+        """Whether leaving with this exception is to kill the process: it is not over, and was not another's."""
+        interrupted = isinstance(kind, type) and not issubclass(kind, Exception)
+        return self._kills and interrupted and self.end is None and not self.replayed
 
     @property
     def exec_id(self) -> str:
@@ -69,6 +79,9 @@ class _ProcessState:
     def end(self) -> Optional[End]:
         """How it ended; None until the end has been read."""
         return self._session.end
+
+    def _killing(self) -> _calls.Call[None]:
+        return _calls.signal(self._session.sandbox_id, self.exec_id, "SIGKILL", False)
 
     def __repr__(self) -> str:
         state = str(self.end) if self.end else "running"
@@ -228,8 +241,10 @@ class Process(_ProcessState):
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: Any, *_: object) -> None:
         self.close()
+        if self._stray(kind):
+            _lease.keeper_of(self._client).undo(self._killing())
 
 
 class StdinPump:
@@ -410,8 +425,10 @@ class AsyncProcess(_ProcessState):
     async def __aenter__(self) -> AsyncProcess:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: Any, *_: object) -> None:
         await self.close()
+        if self._stray(kind):
+            await _lease.settled(_lease.keeper_of(self._client).undo(self._killing()))
 
 
 class AsyncStdinPump:

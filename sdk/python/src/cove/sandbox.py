@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union, cast
 
-from . import _calls, _port_calls, _state_calls
+from . import _calls, _lease, _port_calls, _state_calls
 from ._calls import Command, Created
 from ._opening import opening
 from ._session import ProcessSession
@@ -122,6 +122,7 @@ class Sandbox(_SandboxState):
         secrets: Optional[Sequence[str]] = None,
         record: Optional[RecordLike] = None,
         replay: Optional[Union[RecordingState, Replay, str]] = None,
+        keep: Optional[bool] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
         client: Optional[Client] = None,
@@ -130,7 +131,9 @@ class Sandbox(_SandboxState):
 
         It starts from an image (default "base"), a snapshot or a template, by
         object, name or id. memory is reserved, memory_limit is where the sandbox
-        ends with oom (default: the same). timeout: seconds it lives;
+        ends with oom (default: the same). It ends with this process, or five
+        minutes after that was killed, unless keep=True: then it lives for timeout,
+        or what the server gives it. timeout: seconds it lives (0: no limit);
         idle_timeout: seconds it may do nothing before on_idle happens: "kill"
         (the default) or "pause", out of which any call wakes it. volumes: by
         path inside, a volume or its name, or (volume, mode) with the mode "rw"
@@ -163,7 +166,7 @@ class Sandbox(_SandboxState):
             record=record,
             replay=replay,
         )
-        created = client.call(_calls.create_sandbox(spec, idempotency_key), create_timeout)
+        created = _lease.create(client, spec, idempotency_key, create_timeout, keep)
         return cls(client, created.info, created.node_time)
 
     @classmethod
@@ -218,15 +221,21 @@ class Sandbox(_SandboxState):
         pty: Optional[TermSize] = None,
         on_stdout: Optional[Listener] = None,
         on_stderr: Optional[Listener] = None,
+        kill_on_cancel: Optional[bool] = None,
     ) -> Result:
         """Run a command to its end: a str by the shell, a list as an argument vector.
 
         A non-zero exit does not raise. At the timeout the whole process tree is
         killed, what was printed is kept, and end.cause is "deadline". The same
         exec_id runs once: again, it returns the first run's result.
+
+        Ctrl-C here kills the command; a process that dies leaves it running.
+        kill_on_cancel=True has the server kill it then too, after 30 s; False
+        leaves it running in both cases.
         """
         input, source = split(stdin)
         process = self._process(cmd, exec_id, cwd, env, user, timeout, input, source is not None, pty)
+        process._kill_on_cancel(kill_on_cancel)
         with process:
             if source is None:
                 return process.wait(on_stdout=on_stdout, on_stderr=on_stderr)
@@ -330,14 +339,18 @@ class Sandbox(_SandboxState):
         labels: Optional[Mapping[str, str]] = None,
         env: Optional[Mapping[str, str]] = None,
         timeout: Optional[Seconds] = None,
+        keep: Optional[bool] = None,
     ) -> Forks[Sandbox]:
         """n children that go on from here, each for itself; the sandbox goes on too.
 
         Those that are ready come back; with fewer than min_ready (default: all
         of them) none is left and this raises. labels and env go over the
-        parent's, env for processes started later; timeout as in create.
+        parent's, env for processes started later; timeout and keep as in create.
         """
-        call = _state_calls.fork({"id": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout)
+        lease = _lease.fork_lease(self._client, keep)
+        call = _state_calls.fork(
+            {"id": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout, lease=lease
+        )
         forked = self._client.call(call)
         return Forks([Sandbox(self._client, info) for info in forked.ready], forked.errors, forked.paused)
 
@@ -427,6 +440,10 @@ class Sandbox(_SandboxState):
         """Let it live for so many seconds from now; None or 0: until it is killed."""
         return self._seen(self._client.call(_calls.set_timeout(self.id, timeout)))
 
+    def keep(self) -> SandboxInfo:
+        """Let it outlive the process that made it: no lease ends it any more, but the server's default timeout may."""
+        return self._seen(self._client.call(_calls.set_lease(self.id, "")))
+
     def set_network(self, network: NetworkLike) -> int:
         """Put another network policy in force and return its generation: nothing that it denies is open any more."""
         return self._client.call(_calls.set_network(self.id, network))
@@ -497,6 +514,7 @@ class AsyncSandbox(_SandboxState):
         secrets: Optional[Sequence[str]] = None,
         record: Optional[RecordLike] = None,
         replay: Optional[Union[RecordingState, Replay, str]] = None,
+        keep: Optional[bool] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
         client: Optional[AsyncClient] = None,
@@ -523,7 +541,7 @@ class AsyncSandbox(_SandboxState):
             record=record,
             replay=replay,
         )
-        created = await client.call(_calls.create_sandbox(spec, idempotency_key), create_timeout)
+        created = await _lease.async_create(client, spec, idempotency_key, create_timeout, keep)
         return cls(client, created.info, created.node_time)
 
     @classmethod
@@ -575,13 +593,15 @@ class AsyncSandbox(_SandboxState):
         pty: Optional[TermSize] = None,
         on_stdout: Optional[AsyncListener] = None,
         on_stderr: Optional[AsyncListener] = None,
+        kill_on_cancel: Optional[bool] = None,
     ) -> Result:
         """Run a command to its end; see Sandbox.exec.
 
-        Cancelling leaves the command running: use timeout, or start() and kill().
+        Cancelling it kills the command, unless kill_on_cancel=False.
         """
         input, source = split(stdin)
         process = self._process(cmd, exec_id, cwd, env, user, timeout, input, source is not None, pty)
+        process._kill_on_cancel(kill_on_cancel)
         async with process:
             if source is None:
                 return await process.wait(on_stdout=on_stdout, on_stderr=on_stderr)
@@ -675,9 +695,13 @@ class AsyncSandbox(_SandboxState):
         labels: Optional[Mapping[str, str]] = None,
         env: Optional[Mapping[str, str]] = None,
         timeout: Optional[Seconds] = None,
+        keep: Optional[bool] = None,
     ) -> Forks[AsyncSandbox]:
         """n children that go on from here, each for itself; see Sandbox.fork."""
-        call = _state_calls.fork({"id": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout)
+        lease = await _lease.async_fork_lease(self._client, keep)
+        call = _state_calls.fork(
+            {"id": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout, lease=lease
+        )
         forked = await self._client.call(call)
         return Forks([AsyncSandbox(self._client, info) for info in forked.ready], forked.errors, forked.paused)
 
@@ -760,6 +784,10 @@ class AsyncSandbox(_SandboxState):
     async def set_timeout(self, timeout: Optional[Seconds]) -> SandboxInfo:
         """Let it live for so many seconds from now; None or 0: until it is killed."""
         return self._seen(await self._client.call(_calls.set_timeout(self.id, timeout)))
+
+    async def keep(self) -> SandboxInfo:
+        """Let it outlive the process that made it; see Sandbox.keep."""
+        return self._seen(await self._client.call(_calls.set_lease(self.id, "")))
 
     async def set_network(self, network: NetworkLike) -> int:
         """Put another network policy in force and return its generation: nothing that it denies is open any more."""

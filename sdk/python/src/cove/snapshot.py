@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Callable, Optional, Union
 
-from . import _state_calls
+from . import _lease, _state_calls
 from ._transfer import LocalPath, async_copy, async_save, copy, save
 from ._values import Seconds, Size, parse_duration, parse_int
 from ._wire import Request
@@ -154,11 +154,15 @@ class Snapshot(SnapshotState):
         labels: Optional[Mapping[str, str]] = None,
         env: Optional[Mapping[str, str]] = None,
         timeout: Optional[Seconds] = None,
+        keep: Optional[bool] = None,
     ) -> Forks[Sandbox]:
         """Start n sandboxes from it; see Sandbox.fork."""
         from .sandbox import Sandbox  # which makes snapshots
 
-        call = _state_calls.fork({"snapshot": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout)
+        lease = _lease.fork_lease(self._client, keep)
+        call = _state_calls.fork(
+            {"snapshot": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout, lease=lease
+        )
         forked = self._client.call(call)
         return Forks([Sandbox(self._client, info) for info in forked.ready], forked.errors, forked.paused)
 
@@ -258,11 +262,15 @@ class AsyncSnapshot(SnapshotState):
         labels: Optional[Mapping[str, str]] = None,
         env: Optional[Mapping[str, str]] = None,
         timeout: Optional[Seconds] = None,
+        keep: Optional[bool] = None,
     ) -> Forks[AsyncSandbox]:
         """Start n sandboxes from it; see Sandbox.fork."""
         from .sandbox import AsyncSandbox  # which makes snapshots
 
-        call = _state_calls.fork({"snapshot": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout)
+        lease = await _lease.async_fork_lease(self._client, keep)
+        call = _state_calls.fork(
+            {"snapshot": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout, lease=lease
+        )
         forked = await self._client.call(call)
         return Forks([AsyncSandbox(self._client, info) for info in forked.ready], forked.errors, forked.paused)
 

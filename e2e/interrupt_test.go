@@ -1,0 +1,42 @@
+package e2e
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cove-sandbox/cove/e2e/world"
+)
+
+// TestInterruptedCreates sends SIGINT to the CLI at every moment of a create, and
+// SIGKILL, after which only the server can clean up.
+func TestInterruptedCreates(t *testing.T) {
+	w := world.New(t, world.Options{})
+	w.CLI(t, "run", "--", "true") // warm
+	interrupt := func(sig syscall.Signal, after time.Duration, args ...string) {
+		cmd := w.Command(t, args...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(after) // the moment that is tried, not a wait for anything
+		_ = cmd.Process.Signal(sig)
+		_ = cmd.Wait()
+	}
+	live := func() []string { return strings.Fields(w.CLI(t, "ls", "-q").Stdout) }
+	for i := range 34 {
+		interrupt(syscall.SIGINT, time.Duration(i)*3*time.Millisecond, "run", "--", "sleep", "60")
+	}
+	if left := live(); len(left) != 0 {
+		t.Errorf("cove run left %v", left)
+	}
+	for i := range 20 {
+		interrupt(syscall.SIGINT, time.Duration(i)*3*time.Millisecond, "create", "--label", "made=by-create")
+	}
+	// A create that was done before the signal came has printed its id and is a sandbox.
+	w.CLI(t, "rm", "--label", "made=by-create")
+	for i := range 10 {
+		interrupt(syscall.SIGKILL, time.Duration(i)*3*time.Millisecond, "run", "--idle-timeout", "1s", "--", "true")
+	}
+	world.Eventually(t, 30*time.Second, "sandboxes of killed clients are gone", func() bool { return len(live()) == 0 })
+}
