@@ -357,3 +357,41 @@ func TestMetadataOfEveryCloud(t *testing.T) {
 		}
 	}
 }
+
+// What can be refused by address and port alone is what no name would open.
+func TestRefuses(t *testing.T) {
+	for _, c := range []struct {
+		mode  sandbox.NetworkMode
+		rules []string
+		to    string
+		want  bool
+	}{
+		{"none", nil, "203.0.113.1:80", true},
+		{"public", nil, "203.0.113.1:80", false},
+		{"public", nil, "10.0.0.1:80", true},
+		{"public", []string{"allow 10.0.0.1 tcp 80"}, "10.0.0.1:80", false},
+		{"public", []string{"allow 10.0.0.1 tcp 80"}, "10.0.0.1:81", true},
+		{"public", []string{"deny evil.test"}, "203.0.113.1:80", false},
+		{"public", []string{"deny * tcp 25"}, "203.0.113.1:25", true},
+		{"public", []string{"deny * tcp 25", "allow mail.test tcp 25"}, "203.0.113.1:25", false},
+		{"public", []string{"deny 203.0.113.0/24", "allow good.test"}, "203.0.113.1:80", true},
+		{"rules", []string{"allow good.test tcp 443"}, "203.0.113.1:443", false},
+		{"rules", []string{"allow good.test tcp 443"}, "203.0.113.1:22", true},
+		{"rules", []string{"allow good.test tcp 443"}, "169.254.169.254:443", true},
+		{"rules", []string{"allow *.good.test", "deny *.good.test tcp 25"}, "203.0.113.1:25", true},
+		{"rules", []string{"allow *.good.test", "deny *.good.test tcp 25", "allow mx.good.test"}, "203.0.113.1:25", false},
+		{"rules", []string{"allow good.test", "deny good.test tcp 25"}, "203.0.113.1:25", true},
+		{"rules", []string{"allow good.test", "deny good.test tcp 25"}, "203.0.113.1:26", false},
+		{"rules", []string{"allow 203.0.113.1 udp"}, "203.0.113.1:80", true},
+		{"rules", []string{"allow 203.0.113.1 tcp 80", "allow good.test tcp 443"}, "203.0.113.2:80", true},
+	} {
+		p, err := policy.Compile(sandbox.Network{Mode: c.mode, Rules: rules(t, c.rules...)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := netip.MustParseAddrPort(c.to)
+		if v, got := p.Refuses(policy.Flow{Addr: to.Addr(), Port: to.Port()}, nil); got != c.want || got && (v.Allow || v.Reason == "") {
+			t.Errorf("%s %q, %s: %v %+v", c.mode, c.rules, c.to, got, v)
+		}
+	}
+}
