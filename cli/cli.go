@@ -70,6 +70,9 @@ type ServeConfig struct {
 
 	Network   string   // of sandboxes that ask for none: none or public
 	Resolvers []string // that names are asked of; none = those of /etc/resolv.conf
+	// RegistryAllow are registries of the server's own network that may be
+	// pulled from.
+	RegistryAllow []string
 	// EgressRoots is a file of certificates to believe beside the host's where
 	// requests of sandboxes are looked into.
 	EgressRoots string

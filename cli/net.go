@@ -140,6 +140,12 @@ func (a *app) netGetCmd() *cobra.Command {
 				return a.printJSON(j)
 			}
 			fmt.Fprintf(a.Stdout, "mode        %s\ngeneration  %d\nallowed     %d\ndenied      %d\n", escape(j.Mode), j.Generation, j.Allowed, j.Denied)
+			if j.BytesPerSecond > 0 {
+				fmt.Fprintf(a.Stdout, "bandwidth   %s/s\n", formatSize(j.BytesPerSecond))
+			}
+			if j.Connections > 0 {
+				fmt.Fprintf(a.Stdout, "connections %d\n", j.Connections)
+			}
 			for i, r := range j.Rules {
 				fmt.Fprintf(a.Stdout, "rule %-6d %s\n", i, escape(r))
 			}

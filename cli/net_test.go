@@ -44,6 +44,7 @@ func TestNet(t *testing.T) {
 generation  2
 allowed     1
 denied      1
+bandwidth   1MiB/s
 rule 0      allow pypi.org
 rule 1      allow *.example.com tcp 80,443
 rule 2      deny 203.0.113.0/24 udp 1-9

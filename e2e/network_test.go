@@ -108,3 +108,51 @@ while True:
 		t.Errorf("after none: %q", got)
 	}
 }
+
+// Inside, a connect ends as it does outside: to what is denied and to what is not
+// there it fails, at once.
+func TestConnectsAreTruthful(t *testing.T) {
+	w := world.New(t, world.Options{})
+	ip := ownAddress(t)
+	l, err := net.Listen("tcp", ip+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dead, err := net.Listen("tcp", ip+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.Close()
+	port := func(l net.Listener) uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
+	spec := world.Small()
+	spec.Network = sandbox.Network{Mode: sandbox.NetworkRules, Rules: []sandbox.NetworkRule{
+		{Action: sandbox.NetworkAllow, CIDR: ip, Ports: []sandbox.PortRange{{From: port(l)}}},
+		{Action: sandbox.NetworkAllow, CIDR: ip, Protocol: sandbox.TCP, Ports: []sandbox.PortRange{{From: port(dead)}}}}}
+	b := w.Create(t, spec)
+	try := func(addr string, port uint16) string {
+		return strings.TrimSpace(b.Must(t, fmt.Sprintf(`python3 -c 'import socket
+try: socket.create_connection(("%s", %d), timeout=60); print("connected")
+except OSError as e: print(type(e).__name__)'`, addr, port)))
+	}
+	denied := func(when string) {
+		t.Helper()
+		for _, to := range []string{"203.0.113.1", "10.1.2.3", "169.254.169.254"} {
+			if got := try(to, 22); got != "ConnectionRefusedError" {
+				t.Errorf("%s: to %s, which is denied: %s", when, to, got)
+			}
+		}
+	}
+	if got := try(ip, port(l)); got != "connected" {
+		t.Errorf("to a server: %s", got)
+	}
+	if got := try(ip, port(dead)); got != "ConnectionRefusedError" {
+		t.Errorf("to a port where nothing listens: %s", got)
+	}
+	denied("by address")
+	if _, err := w.Client().Sandboxes.SetNetwork(t.Context(), connect.NewRequest(&covev1.SetNetworkRequest{Id: b.ID, Network: &covev1.Network{Mode: "rules",
+		Rules: []*covev1.NetworkRule{{Action: "allow", Domain: "pypi.org", Ports: []*covev1.PortRange{{From: 443}}}}}})); err != nil {
+		t.Fatal(err)
+	}
+	denied("by domain")
+}

@@ -164,7 +164,10 @@ func (n *Networks) Adopt(ctx context.Context, id string, p *policy.Policy, gener
 	if err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
 	}
-	socks, err := ns.Listen(ctx)
+	var socks *netns.Sockets
+	if err = ns.Refresh(); err == nil {
+		socks, err = ns.Listen(ctx)
+	}
 	if err != nil {
 		ns.Close()
 		return sandbox.Errorf(sandbox.Unavailable, op, "network of kernel %s: %w", id, err)

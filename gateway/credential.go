@@ -9,10 +9,14 @@ import (
 // Names of what opens a port. None of them reaches the inside.
 const (
 	tokenHeader = "X-Cove-Token"
-	tokenParam  = "cove_token" // of the query, and the name of the cookie
+	tokenParam  = "cove_token" // of the query; cookieName tells the cookie's
 	wakeHeader  = "X-Cove-Wake"
 
 	apiKeyPrefix = "cove_"
+
+	// maxCookies of our name are tried. Without TLS pages of other sandboxes can
+	// set some for all hosts; none of theirs opens anything, each costs a MAC.
+	maxCookies = 64
 )
 
 // credentials are all that a request offers.
@@ -28,8 +32,8 @@ func (c credentials) none() bool {
 }
 
 // takeCredentials reads what r offers and takes it off r, with everything else
-// that is only for us.
-func takeCredentials(r *http.Request) (c credentials) {
+// that is only for us. Of the cookies the one called cookie opens something.
+func takeCredentials(r *http.Request, cookie string) (c credentials) {
 	h := r.Header
 	c.header = h.Get(tokenHeader)
 	for name := range h {
@@ -63,8 +67,10 @@ func takeCredentials(r *http.Request) (c credentials) {
 		var keep []string
 		for part := range strings.SplitSeq(line, ";") {
 			name, value, _ := strings.Cut(strings.TrimSpace(part), "=")
-			if strings.TrimSpace(name) == tokenParam {
-				c.cookie = append(c.cookie, strings.Trim(strings.TrimSpace(value), `"`))
+			if name = strings.TrimSpace(name); isOurCookie(name) {
+				if name == cookie && len(c.cookie) < maxCookies {
+					c.cookie = append(c.cookie, strings.Trim(strings.TrimSpace(value), `"`))
+				}
 			} else if s := strings.TrimSpace(part); s != "" {
 				keep = append(keep, s)
 			}

@@ -115,6 +115,8 @@ type visit struct {
 	path   string // inside, escaped
 	prefix string // what is in front of it outside; "" in the host form
 	host   string // as the client named it
+	secure bool   // the client speaks TLS, with us or with a proxy in front
+	cookie string // to set with the answer; "" = none
 }
 
 type visitKey struct{}
@@ -127,16 +129,24 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit) {
 		return
 	}
 	wake := !strings.EqualFold(r.Header.Get(wakeHeader), "no")
-	cred := takeCredentials(r)
+	v.secure = r.TLS != nil || g.cfg.Domain.Scheme == "https" && v.prefix == ""
+	cred := takeCredentials(r, cookieName(v))
+	foreign := len(cred.cookie) > 0 && !ownPage(r, v)
+	if foreign {
+		cred.cookie = nil
+	}
 	until, denied := g.admit(r.Context(), cred, v.Target)
+	if denied != nil && foreign {
+		denied = &pageForeign
+	}
 	if denied != nil {
 		denied.write(w, r)
 		return
 	}
 	strangers.Known(r.Context())
 	if !until.IsZero() {
-		http.SetCookie(w, &http.Cookie{Name: tokenParam, Value: cred.query, Path: v.prefix + "/", Expires: until,
-			HttpOnly: true, Secure: r.TLS != nil || g.cfg.Domain.Scheme == "https" && v.prefix == "", SameSite: http.SameSiteLaxMode})
+		v.cookie = (&http.Cookie{Name: cookieName(v), Value: cred.query, Path: v.prefix + "/", Expires: until,
+			HttpOnly: true, Secure: v.secure, SameSite: http.SameSiteLaxMode}).String()
 		// A person's browser gets an address that can be shown and shared; a
 		// program has what it asked for without a second request.
 		if (r.Method == http.MethodGet || r.Method == http.MethodHead) && wantsHTML(r) && r.Header.Get("Upgrade") == "" {
@@ -169,7 +179,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit) {
 	}
 	defer release()
 	v.host = r.Host
-	g.proxy.ServeHTTP(w, r.WithContext(context.WithValue(ctx, visitKey{}, v)))
+	g.proxy.ServeHTTP(informing{w, v}, r.WithContext(context.WithValue(ctx, visitKey{}, v)))
 }
 
 // admit says whether a request may go in. until is set where a token in the
@@ -243,6 +253,9 @@ func redirect(w http.ResponseWriter, v visit, query string, status int) {
 	h.Set("Location", to)
 	h.Set("Cache-Control", "no-store")
 	h.Set("Referrer-Policy", "no-referrer")
+	if v.cookie != "" {
+		h.Add("Set-Cookie", v.cookie)
+	}
 	w.WriteHeader(status)
 }
 

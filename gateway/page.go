@@ -41,6 +41,9 @@ var (
 	pageOrphaned = page{Status: http.StatusUnauthorized, Code: "unauthenticated", Title: "The token is void",
 		Message: "The token was right; the API key it was made with was revoked or has expired.",
 		Hint:    "'cove url ID PORT' makes a new one, with another key."}
+	pageForeign = page{Status: http.StatusForbidden, Code: "permission_denied", Title: "Not from another page",
+		Message: "The cookie opens this port for its own pages and for links that are followed, not for what other pages ask for.",
+		Hint:    "Programs send the token as header X-Cove-Token. Applications with more than one page or file need the host form (--gateway-domain)."}
 	pageBusy = page{Status: http.StatusServiceUnavailable, Code: "no_capacity", Title: "Too many requests at once",
 		Message: "This sandbox has as many requests under way as one may have.", retry: time.Second}
 )

@@ -60,6 +60,9 @@ func (g *Gateway) reverseProxy() *httputil.ReverseProxy {
 		ModifyResponse: func(res *http.Response) error {
 			v, _ := res.Request.Context().Value(visitKey{}).(visit)
 			clean(res.Header, v)
+			if v.cookie != "" {
+				res.Header.Add("Set-Cookie", v.cookie)
+			}
 			if res.StatusCode == http.StatusSwitchingProtocols {
 				if rwc, ok := res.Body.(io.ReadWriteCloser); ok {
 					res.Body = upgraded{rwc}
@@ -144,6 +147,7 @@ func clean(h http.Header, v visit) {
 	for _, name := range wholeOrigin {
 		h.Del(name)
 	}
+	h.Add("Content-Security-Policy", sandboxed)
 	if loc := h.Get("Location"); loc != "" {
 		h.Set("Location", outside(loc, v))
 	}
@@ -153,8 +157,9 @@ func clean(h http.Header, v visit) {
 // form below its own path. ok is false for one that takes our name.
 func scopeCookie(line, prefix string) (_ string, ok bool) {
 	parts := strings.Split(line, ";")
-	name, _, _ := strings.Cut(parts[0], "=")
-	if strings.TrimSpace(name) == tokenParam {
+	// A cookie without a name is sent as its value alone, which may read as ours.
+	name, _, _ := strings.Cut(strings.TrimLeft(parts[0], "= \t"), "=")
+	if isOurCookie(strings.TrimSpace(name)) {
 		return "", false
 	}
 	out := parts[:1:1]

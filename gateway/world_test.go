@@ -126,11 +126,10 @@ func newWorldOn(t *testing.T, inside http.Handler, cfg gateway.Config) *world {
 	w.port = srv.Listener.Addr().(*net.TCPAddr).Port
 
 	w.tokens = gateway.NewTokens([]byte(strings.Repeat("k", 32)), nil)
-	d, err := gateway.ParseDomain("cove.test", "http", "")
-	if err != nil {
-		t.Fatal(err)
+	if cfg.Domain.Name == "" {
+		cfg.Domain = withDomain("cove.test").Domain
 	}
-	cfg.Backend, cfg.Tokens, cfg.Domain = w.backend, w.tokens, d
+	cfg.Backend, cfg.Tokens = w.backend, w.tokens
 	g := gateway.New(cfg)
 	api := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusTeapot) })
 	front := httptest.NewUnstartedServer(g.Wrap(api))
@@ -140,6 +139,14 @@ func newWorldOn(t *testing.T, inside http.Handler, cfg gateway.Config) *world {
 	t.Cleanup(g.Close)
 	w.addr = front.Listener.Addr().String()
 	return w
+}
+
+func withDomain(s string) gateway.Config {
+	d, err := gateway.ParseDomain(s, "http", "")
+	if err != nil {
+		panic(err)
+	}
+	return gateway.Config{Domain: d}
 }
 
 func (w *world) token() string { return w.mint(box, w.port, time.Now().Add(time.Hour)) }

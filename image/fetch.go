@@ -115,7 +115,8 @@ func (b *blobs) complete(ctx context.Context, f *os.File, d v1.Descriptor) error
 				return err
 			}
 			if !resumed {
-				return corrupt("the registry sent sha256:%s as %s", got, d.Digest)
+				// Of which digest is not said: it would tell what some server has.
+				return corrupt("the registry sent something else as %s", d.Digest)
 			}
 			// What an earlier pull left was bad, for example after a power
 			// cut. Once from the start is honest; after that it is the registry.
@@ -167,7 +168,7 @@ func (b *blobs) get(ctx context.Context, p *partial, d v1.Descriptor) error {
 	}
 	resp, err := b.client.Do(req)
 	if err != nil {
-		return registryError(b.repo.Registry, err)
+		return b.lib.registryError(b.repo.Registry, err)
 	}
 	defer resp.Body.Close()
 	switch {
@@ -179,11 +180,11 @@ func (b *blobs) get(ctx context.Context, p *partial, d v1.Descriptor) error {
 			return err
 		}
 		if resp.StatusCode != http.StatusOK {
-			return unavailable(b.repo.Registry, fmt.Errorf("answered a range request with %s", resp.Status))
+			return unavailable(b.repo.Registry, fmt.Errorf("it answered a range request with %d", resp.StatusCode))
 		}
 	default:
 		if err := transport.CheckError(resp, http.StatusOK); err != nil {
-			return registryError(b.repo.Registry, err)
+			return b.lib.registryError(b.repo.Registry, err)
 		}
 	}
 	stall := time.AfterFunc(stallAfter, func() { cancel(errStalled) })
@@ -198,7 +199,8 @@ func (b *blobs) get(ctx context.Context, p *partial, d v1.Descriptor) error {
 		if errors.Is(context.Cause(ctx), errStalled) {
 			err = errStalled
 		}
-		return unavailable(b.repo.Registry, err)
+		b.lib.log.Info("registry", "name", b.repo.RegistryStr(), "err", err)
+		return unavailable(b.repo.Registry, errors.New("the connection broke, or stood still"))
 	}
 	return nil
 }

@@ -137,6 +137,9 @@ func library(t *testing.T, opts image.Options) *image.Library {
 
 func libraryAt(t *testing.T, dir string, opts image.Options) *image.Library {
 	t.Helper()
+	if opts.Registries == nil {
+		opts.Registries = []string{"127.0.0.0/8"} // where tests have theirs
+	}
 	lib, err := image.Open(dir, opts)
 	if err != nil {
 		t.Fatal(err)

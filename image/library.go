@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -23,20 +24,25 @@ import (
 
 // Options of a library; the zero value works.
 type Options struct {
-	Log       *slog.Logger
-	Limits    Limits
-	Keychain  authn.Keychain    // registry credentials; default: the Docker config
-	Transport http.RoundTripper // to registries; default: one with connect and header timeouts
-	Now       func() time.Time  // for CreatedAt and the age of partial downloads; default time.Now
+	Log      *slog.Logger
+	Limits   Limits
+	Keychain authn.Keychain // registry credentials; default: the Docker config
+	// Registries of the own network that may be pulled from, "host",
+	// "host:port" or a CIDR. Default: none, so that who may pull cannot ask
+	// around in it.
+	Registries []string
+	Roots      *x509.CertPool   // that registries are checked against; default: the host's
+	Now        func() time.Time // for CreatedAt and the age of partial downloads; default time.Now
 }
 
 // Library is a directory of images. Safe for concurrent use, and several
 // processes may share the directory.
 type Library struct {
-	dir    string
-	opts   Options
-	log    *slog.Logger
-	limits Limits
+	dir       string
+	opts      Options
+	transport http.RoundTripper // to registries
+	log       *slog.Logger
+	limits    Limits
 
 	mu     sync.Mutex
 	closed bool
@@ -75,17 +81,18 @@ func Open(dir string, opts Options) (*Library, error) {
 	if opts.Keychain == nil {
 		opts.Keychain = authn.DefaultKeychain
 	}
-	if opts.Transport == nil {
-		opts.Transport = defaultTransport()
-	}
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	dir, err := filepath.Abs(dir)
+	allowed, err := parseRegistries(opts.Registries)
+	if err != nil {
+		return nil, sandbox.WithOp(op, err)
+	}
+	dir, err = filepath.Abs(dir)
 	if err != nil {
 		return nil, asError(context.Background(), op, err)
 	}
-	l := &Library{dir: dir, opts: opts, log: opts.Log, limits: opts.Limits.withDefaults()}
+	l := &Library{dir: dir, opts: opts, transport: allowed.transport(opts.Roots), log: opts.Log, limits: opts.Limits.withDefaults()}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	for _, d := range []string{l.blobDir(), l.partialDir(), l.tmpDir()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {

@@ -46,12 +46,12 @@ func (l *Library) Pull(ctx context.Context, ref, platform string, progress func(
 		if err != nil {
 			return sidecar{}, err
 		}
-		manifest, digest, err := resolve(b.ctx, r, want, rt)
+		manifest, digest, err := l.resolve(b.ctx, r, want, rt)
 		if err != nil {
 			return sidecar{}, err
 		}
 		blobs := &blobs{lib: l, repo: r.Context(), progress: b.progress,
-			client: &http.Client{Transport: rt, CheckRedirect: noInwardRedirects}}
+			client: &http.Client{Transport: rt}}
 		side, err := b.pullImage(blobs, manifest, want)
 		// A download is worth keeping for the next attempt only where that
 		// could end differently, and where it does not fill the disk.
@@ -96,17 +96,17 @@ func (l *Library) forgetPartials(m *v1.Manifest) {
 }
 
 // resolve finds the manifest for a platform, through an index if there is one.
-func resolve(ctx context.Context, ref name.Reference, want v1.Platform, rt http.RoundTripper) (*v1.Manifest, v1.Hash, error) {
+func (l *Library) resolve(ctx context.Context, ref name.Reference, want v1.Platform, rt http.RoundTripper) (*v1.Manifest, v1.Hash, error) {
 	for range 3 { // an index may point at an index
 		desc, err := remote.Get(ref, remote.WithContext(ctx), remote.WithTransport(rt))
 		if err != nil {
-			return nil, v1.Hash{}, registryError(ref.Context().Registry, err)
+			return nil, v1.Hash{}, l.registryError(ref.Context().Registry, err)
 		}
 		switch desc.MediaType {
 		case types.OCIImageIndex, types.DockerManifestList:
 			index, err := v1.ParseIndexManifest(bytes.NewReader(desc.Manifest))
 			if err != nil {
-				return nil, v1.Hash{}, invalid("image index: %w", err)
+				return nil, v1.Hash{}, invalid("the image's index cannot be read")
 			}
 			child, err := choose(index.Manifests, want)
 			if err != nil {
@@ -116,11 +116,11 @@ func resolve(ctx context.Context, ref name.Reference, want v1.Platform, rt http.
 		case types.OCIManifestSchema1, types.DockerManifestSchema2:
 			m, err := v1.ParseManifest(bytes.NewReader(desc.Manifest))
 			if err != nil {
-				return nil, v1.Hash{}, invalid("image manifest: %w", err)
+				return nil, v1.Hash{}, invalid("the image's manifest cannot be read")
 			}
 			return m, desc.Digest, nil
 		default:
-			return nil, v1.Hash{}, sandbox.Errorf(sandbox.Unsupported, "", "%s has media type %s, which is not an image", ref, desc.MediaType).
+			return nil, v1.Hash{}, sandbox.Errorf(sandbox.Unsupported, "", "%s is no image that is known here", ref).
 				WithHint("rebuild it as an OCI or Docker schema 2 image")
 		}
 	}

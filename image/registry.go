@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -17,89 +18,74 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func defaultTransport() http.RoundTripper {
-	t := http.DefaultTransport.(*http.Transport).Clone()
-	t.DialContext = (&net.Dialer{Timeout: 15 * time.Second, KeepAlive: 30 * time.Second}).DialContext
-	t.ResponseHeaderTimeout = 60 * time.Second
-	return t
-}
-
 // login does a registry's handshake with the user's Docker credentials. The
 // result adds them to every request to that registry, and to no other host.
-// Loopback registries may speak plain HTTP (go-containerregistry's rule).
+// Registries on the loopback and on private addresses, if the operator allows
+// them, may speak plain HTTP (go-containerregistry's rule).
 func (l *Library) login(ctx context.Context, repo name.Repository) (http.RoundTripper, error) {
 	auth, err := authn.Resolve(ctx, l.opts.Keychain, repo)
 	if err != nil {
 		return nil, (&sandbox.Error{Class: sandbox.Unauthenticated, Msg: "reading registry credentials", Err: err}).
 			WithHint("check ~/.docker/config.json, or log in again with docker login %s", repo.RegistryStr())
 	}
-	base := transport.NewRetry(l.opts.Transport, transport.WithRetryBackoff(transport.Backoff{
+	base := transport.NewRetry(l.transport, transport.WithRetryBackoff(transport.Backoff{
 		Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3}))
 	rt, err := transport.NewWithContext(ctx, repo.Registry, auth, base, []string{repo.Scope(transport.PullScope)})
 	if err != nil {
-		return nil, registryError(repo.Registry, err)
+		return nil, l.registryError(repo.Registry, err)
 	}
 	return rt, nil
 }
 
-var errInward = errors.New("redirect to a private address refused")
-
-// noInwardRedirects refuses a redirect from a registry to an address literal
-// on a private network, such as a cloud's metadata service. The same rule as
-// in go-containerregistry, which does not export it.
-func noInwardRedirects(req *http.Request, via []*http.Request) error {
-	if len(via) >= 10 {
-		return errors.New("more than 10 redirects")
-	}
-	to := req.URL.Hostname()
-	if len(via) == 0 || to == via[0].URL.Hostname() {
-		return nil
-	}
-	ip := net.ParseIP(to)
-	if ip != nil && (ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast() || ip.IsPrivate() || ip.IsUnspecified()) {
-		return fmt.Errorf("%w: from %s to %s", errInward, via[0].URL.Hostname(), to)
-	}
-	return nil
-}
-
-// registryError gives a registry's answer its class and a way out.
-func registryError(reg name.Registry, err error) error {
+// registryError gives a registry's answer its class and a way out. What it said
+// goes to the log and not to the caller: whoever chose the registry must not
+// learn what some server answers to this machine.
+func (l *Library) registryError(reg name.Registry, err error) error {
 	var se *sandbox.Error
 	if errors.As(err, &se) {
 		return err
+	}
+	l.log.Info("registry", "name", reg.Name(), "err", err)
+	if errors.Is(err, errInward) {
+		return (&sandbox.Error{Class: sandbox.Denied, Msg: "registry " + reg.Name() + " leads into this server's own network"}).
+			WithHint("if that is meant, the operator allows it: cove serve --registry-allow %s", reg.Name())
 	}
 	var te *transport.Error
 	if errors.As(err, &te) {
 		switch te.StatusCode {
 		case http.StatusUnauthorized, http.StatusForbidden:
 			// Registries also answer so for repositories that do not exist.
-			return (&sandbox.Error{Class: sandbox.Unauthenticated, Msg: "no access to this image on " + reg.Name(), Err: err}).
+			return (&sandbox.Error{Class: sandbox.Unauthenticated, Msg: "no access to this image on " + reg.Name()}).
 				WithHint("check the name; if it is private, run docker login %s as the user the server runs as", reg.Name())
 		case http.StatusNotFound:
-			return (&sandbox.Error{Class: sandbox.ImageNotFound, Msg: "no such image on " + reg.Name(), Err: err}).
+			return (&sandbox.Error{Class: sandbox.ImageNotFound, Msg: "no such image on " + reg.Name()}).
 				WithHint("check the name and the tag")
 		case http.StatusTooManyRequests:
-			e := (&sandbox.Error{Class: sandbox.Unavailable, Msg: reg.Name() + " limits the rate of pulls", Err: err}).
+			e := (&sandbox.Error{Class: sandbox.Unavailable, Msg: reg.Name() + " limits the rate of pulls"}).
 				WithHint("wait, or log in with docker login %s for a higher limit", reg.Name())
 			e.RetryAfter = time.Minute
 			return e
 		}
 		if te.StatusCode >= 500 {
-			return unavailable(reg, err)
+			return unavailable(reg, fmt.Errorf("it answered %d", te.StatusCode))
 		}
-		return &sandbox.Error{Class: sandbox.Unavailable, Msg: fmt.Sprintf("%s answered %d", reg.Name(), te.StatusCode), Err: err}
+		return &sandbox.Error{Class: sandbox.Unavailable, Msg: fmt.Sprintf("%s answered %d", reg.Name(), te.StatusCode)}
 	}
-	if errors.Is(err, errInward) {
-		return &sandbox.Error{Class: sandbox.Denied, Msg: "registry " + reg.Name() + " points into this network", Err: err}
-	}
+	var op *net.OpError
+	var cert *tls.CertificateVerificationError
 	var ue *url.Error
 	var ne net.Error
-	if errors.As(err, &ue) || errors.As(err, &ne) {
-		return unavailable(reg, err)
+	switch {
+	case errors.As(err, &cert):
+		return unavailable(reg, errors.New("its certificate is not trusted"))
+	case errors.As(err, &op) && op.Op == "dial":
+		return unavailable(reg, op)
+	case errors.As(err, &ue), errors.As(err, &ne):
+		return unavailable(reg, errors.New("it did not answer as registries do"))
 	}
 	// Neither the network nor a status: the registry's answer itself was
 	// wrong, such as a manifest that is not what its digest says.
-	return corrupt("%s: %w", reg.Name(), err)
+	return corrupt("what %s sent is not what was asked for", reg.Name())
 }
 
 func unavailable(reg name.Registry, err error) error {

@@ -75,7 +75,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer closing(&err, "store", db.Close)
 
-	library, err := image.Open(at.images(), image.Options{Log: log})
+	library, err := image.Open(at.images(), image.Options{Log: log, Registries: c.RegistryAllow})
 	if err != nil {
 		return err
 	}

@@ -132,6 +132,16 @@ func (w *World) Listen(address string) (l net.Listener, err error) {
 	return l, err
 }
 
+// Unreachable makes an address one of which routers say that its host is not
+// there. Others that nobody has are of networks that there is no way to.
+func (w *World) Unreachable(t testing.TB, address string) {
+	t.Helper()
+	a := netip.MustParseAddr(address)
+	do(t, w.ns, func() error {
+		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Type: unix.RTN_UNREACHABLE})
+	})
+}
+
 // Path of the world's namespace.
 func (w *World) Path() string { return w.ns.Path() }
 

@@ -5,6 +5,7 @@
 // take goes nowhere. So:
 //
 //   - the host's own tables, routes, devices and conntrack are not touched;
+//   - a connection of TCP waits at the [Door] until it is decided;
 //   - when our process dies the sockets go with it and nothing leaves any more;
 //     the next process opens them again;
 //   - removing the namespace removes everything.
@@ -107,6 +108,10 @@ func Open(path string) (*Namespace, error) {
 	}
 	return &Namespace{path: path, ns: f}, nil
 }
+
+// Refresh loads the table of this version into a namespace that another may
+// have made. What is open goes on.
+func (n *Namespace) Refresh() error { return n.Do(filter) }
 
 // Path of the file the namespace is mounted on.
 func (n *Namespace) Path() string { return n.path }

@@ -57,14 +57,15 @@ func (n *Namespace) Device() (f *os.File, gso uint32, err error) {
 
 // Sockets are what everything the sandbox sends is handed to.
 type Sockets struct {
-	TCP *net.TCPListener // LocalAddr of an accepted connection is what the sandbox meant to reach
-	UDP *net.UDPConn     // control messages tell where a datagram was meant for
-	DNS *net.UDPConn     // for SendAs from port 53: a socket for each answer would be one that floods can make us open
+	TCP  *net.TCPListener // LocalAddr of an accepted connection is what the sandbox meant to reach
+	UDP  *net.UDPConn     // control messages tell where a datagram was meant for
+	Door *Door            // where TCP connections wait until they are admitted
+	DNS  *net.UDPConn     // for SendAs from port 53: a socket for each answer would be one that floods can make us open
 }
 
-// Close closes all three.
+// Close closes all of them.
 func (s *Sockets) Close() error {
-	return errors.Join(s.TCP.Close(), s.UDP.Close(), s.DNS.Close())
+	return errors.Join(s.Door.Close(), s.TCP.Close(), s.UDP.Close(), s.DNS.Close())
 }
 
 // SendAs sends a datagram from a socket as if it were that of another address,
@@ -81,22 +82,33 @@ func (n *Namespace) Listen(ctx context.Context) (s *Sockets, err error) {
 	lc := net.ListenConfig{Control: transparent}
 	lc.SetMultipathTCP(false)
 	err = n.Do(func() error {
+		var opened []interface{ Close() error }
+		fail := func(err error) error {
+			for _, c := range opened {
+				c.Close()
+			}
+			return err
+		}
 		l, err := lc.Listen(ctx, "tcp", fmt.Sprintf("[::]:%d", port))
 		if err != nil {
 			return err
 		}
+		opened = append(opened, l)
 		p, err := lc.ListenPacket(ctx, "udp", fmt.Sprintf("[::]:%d", port))
 		if err != nil {
-			l.Close()
-			return err
+			return fail(err)
 		}
+		opened = append(opened, p)
 		d, err := lc.ListenPacket(ctx, "udp", "[::]:53")
 		if err != nil {
-			l.Close()
-			p.Close()
-			return err
+			return fail(err)
 		}
-		s = &Sockets{l.(*net.TCPListener), p.(*net.UDPConn), d.(*net.UDPConn)}
+		opened = append(opened, d)
+		door, err := openDoor()
+		if err != nil {
+			return fail(err)
+		}
+		s = &Sockets{TCP: l.(*net.TCPListener), UDP: p.(*net.UDPConn), DNS: d.(*net.UDPConn), Door: door}
 		return nil
 	})
 	return s, err

@@ -21,8 +21,14 @@ var builtins = func() []denied {
 		{"100.100.100.200/32", "metadata"}, // Alibaba Cloud
 		{"127.0.0.0/8", "loopback"},
 		{"169.254.0.0/16", "link_local"},
-		{"169.254.169.254/32", "metadata"},
-		{"169.254.170.2/32", "metadata"}, // AWS tasks
+		{"169.254.0.23/32", "metadata"},    // Tencent Cloud
+		{"169.254.10.10/32", "metadata"},   // Tencent Cloud, of old
+		{"169.254.42.42/32", "metadata"},   // Scaleway
+		{"169.254.169.254/32", "metadata"}, // AWS, Google, Azure, DigitalOcean, Hetzner, Huawei, IBM, Linode, OpenStack, OVH, Vultr
+		{"169.254.170.2/32", "metadata"},   // AWS tasks
+		{"169.254.170.23/32", "metadata"},  // AWS pods
+		{"168.63.129.16/32", "metadata"},   // Azure's host agent and its certificates: a public address that ends at the host
+		{"192.80.8.124/32", "metadata"},    // Equinix Metal, likewise
 		{"172.16.0.0/12", "private"},
 		{"192.0.0.0/24", "reserved"},
 		{"192.0.0.192/32", "metadata"}, // Oracle Cloud
@@ -40,8 +46,14 @@ var builtins = func() []denied {
 		{"2001::/32", "teredo"},
 		{"2002::/16", "6to4"},
 		{"fc00::/7", "private"},
-		{"fd00:ec2::254/128", "metadata"},
+		{"fd00:42::42/128", "metadata"},        // Scaleway
+		{"fd00:a9fe:a9fe::1/128", "metadata"},  // Linode
+		{"fd00:c1::a9fe:a9fe/128", "metadata"}, // Oracle Cloud
+		{"fd00:ec2::23/128", "metadata"},       // AWS pods
+		{"fd00:ec2::254/128", "metadata"},      // AWS
+		{"fd20:ce::254/128", "metadata"},       // Google
 		{"fe80::/10", "link_local"},
+		{"fe80::a9fe:a9fe/128", "metadata"}, // OpenStack
 		{"fec0::/10", "private"},
 		{"ff00::/8", "multicast"},
 	} {

@@ -118,6 +118,45 @@ func (p *Policy) Decide(f Flow, host func(netip.Addr) bool) Verdict {
 	return Verdict{Allow: true, Rule: -1, Reason: ReasonDefault}
 }
 
+// Refuses says whether a connection of TCP can be refused before its client has
+// said anything: no name that it may show would have it allowed. The verdict is
+// that of the refusal.
+//
+// Who is let through by a name goes to what that resolves to, so the address that
+// the sandbox chose says little; but one that is denied itself, by a rule or
+// built in, no name needs: our resolver does not give it out, or not to this use.
+func (p *Policy) Refuses(f Flow, host func(netip.Addr) bool) (Verdict, bool) {
+	f.Name, f.Protocol = "", sandbox.TCP
+	v := p.Decide(f, host)
+	switch {
+	case v.Allow:
+		return v, false
+	case strings.HasPrefix(v.Reason, ReasonBuiltin):
+		return v, true
+	case v.Rule >= 0 && p.spec.Rules[v.Rule].CIDR != "":
+		return v, true
+	}
+	// Names that the rules speak about, and one that they do not. Of a wildcard
+	// some name that is no other rule's.
+	named := Flow{Port: f.Port, Protocol: sandbox.TCP}
+	for _, r := range p.domains {
+		named.Name = r.domain
+		if r.wildcard {
+			named.Name = unspoken + r.domain
+		}
+		if d, ok := first(p.domains, named); ok && d.allow {
+			return Verdict{}, false
+		}
+	}
+	if r, ok := first(p.rest, named); ok && r.allow || !ok && p.spec.Mode == sandbox.NetworkPublic {
+		return Verdict{}, false
+	}
+	return v, true
+}
+
+// unspoken is in front of names that no rule names exactly: no resolver takes it.
+const unspoken = "*."
+
 // MayResolve says whether a name may be looked up: whether there is a port on
 // which the policy could allow a connection to it. What a name resolves to is
 // not asked, for the question itself goes to whoever serves the name, and can

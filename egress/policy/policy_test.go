@@ -323,3 +323,75 @@ func verdict(v policy.Verdict) string {
 	}
 	return s + string(rune('0'+v.Rule)) + " " + v.Reason
 }
+
+// What a cloud hands to whoever asks from inside a machine (keys, certificates,
+// user data) is opened by nothing but a rule for exactly that address.
+func TestMetadataOfEveryCloud(t *testing.T) {
+	for cloud, addr := range map[string]string{
+		"AWS, Google, Azure, …": "169.254.169.254", "AWS IPv6": "fd00:ec2::254", "AWS tasks": "169.254.170.2",
+		"AWS pods": "169.254.170.23", "AWS pods IPv6": "fd00:ec2::23", "Google IPv6": "fd20:ce::254", "Azure": "168.63.129.16",
+		"Alibaba": "100.100.100.200", "Oracle": "192.0.0.192", "Oracle IPv6": "fd00:c1::a9fe:a9fe", "OpenStack IPv6": "fe80::a9fe:a9fe",
+		"Tencent": "169.254.0.23", "Scaleway": "169.254.42.42", "Scaleway IPv6": "fd00:42::42", "Linode IPv6": "fd00:a9fe:a9fe::1",
+		"Equinix Metal": "192.80.8.124",
+	} {
+		a := netip.MustParseAddr(addr)
+		wider, err := a.Prefix(a.BitLen() - 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for target, want := range map[string]bool{"": false, "0.0.0.0/0": false, "::/0": false, wider.String(): false, addr: true} {
+			n := sandbox.Network{Mode: sandbox.NetworkPublic}
+			if target != "" {
+				n.Rules = []sandbox.NetworkRule{{Action: sandbox.NetworkAllow, CIDR: target}}
+			}
+			p, err := policy.Compile(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"", "metadata.test"} {
+				v := p.Decide(policy.Flow{Name: name, Addr: a, Port: 80, Protocol: sandbox.TCP}, nil)
+				if v.Allow != want || !want && v.Reason != policy.ReasonBuiltin+"metadata" {
+					t.Errorf("%s, %s, allow %q: %+v", cloud, addr, target, v)
+				}
+			}
+		}
+	}
+}
+
+// What can be refused by address and port alone is what no name would open.
+func TestRefuses(t *testing.T) {
+	for _, c := range []struct {
+		mode  sandbox.NetworkMode
+		rules []string
+		to    string
+		want  bool
+	}{
+		{"none", nil, "203.0.113.1:80", true},
+		{"public", nil, "203.0.113.1:80", false},
+		{"public", nil, "10.0.0.1:80", true},
+		{"public", []string{"allow 10.0.0.1 tcp 80"}, "10.0.0.1:80", false},
+		{"public", []string{"allow 10.0.0.1 tcp 80"}, "10.0.0.1:81", true},
+		{"public", []string{"deny evil.test"}, "203.0.113.1:80", false},
+		{"public", []string{"deny * tcp 25"}, "203.0.113.1:25", true},
+		{"public", []string{"deny * tcp 25", "allow mail.test tcp 25"}, "203.0.113.1:25", false},
+		{"public", []string{"deny 203.0.113.0/24", "allow good.test"}, "203.0.113.1:80", true},
+		{"rules", []string{"allow good.test tcp 443"}, "203.0.113.1:443", false},
+		{"rules", []string{"allow good.test tcp 443"}, "203.0.113.1:22", true},
+		{"rules", []string{"allow good.test tcp 443"}, "169.254.169.254:443", true},
+		{"rules", []string{"allow *.good.test", "deny *.good.test tcp 25"}, "203.0.113.1:25", true},
+		{"rules", []string{"allow *.good.test", "deny *.good.test tcp 25", "allow mx.good.test"}, "203.0.113.1:25", false},
+		{"rules", []string{"allow good.test", "deny good.test tcp 25"}, "203.0.113.1:25", true},
+		{"rules", []string{"allow good.test", "deny good.test tcp 25"}, "203.0.113.1:26", false},
+		{"rules", []string{"allow 203.0.113.1 udp"}, "203.0.113.1:80", true},
+		{"rules", []string{"allow 203.0.113.1 tcp 80", "allow good.test tcp 443"}, "203.0.113.2:80", true},
+	} {
+		p, err := policy.Compile(sandbox.Network{Mode: c.mode, Rules: rules(t, c.rules...)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := netip.MustParseAddrPort(c.to)
+		if v, got := p.Refuses(policy.Flow{Addr: to.Addr(), Port: to.Port()}, nil); got != c.want || got && (v.Allow || v.Reason == "") {
+			t.Errorf("%s %q, %s: %v %+v", c.mode, c.rules, c.to, got, v)
+		}
+	}
+}

@@ -5,7 +5,8 @@
 //   - DNS, to whatever server, is answered by our own resolver: only names the
 //     policy may allow are looked up, and answers that lead to private addresses
 //     are left out.
-//   - TCP: where the policy knows domains, the name is read off the TLS
+//   - TCP: a connection that the policy refuses by address and port is refused,
+//     and one that needs no name comes about when the one out has. Where the policy knows domains, the name is read off the TLS
 //     ClientHello or the HTTP request. Who is allowed by name is connected to
 //     what we ourselves resolve the name to, never to the address the sandbox
 //     chose. Who shows no name is decided by address alone.
@@ -21,6 +22,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -63,6 +65,7 @@ type Box struct {
 	open       map[*passage]bool
 	paired     int // of open, those with connections of ours: they count as one with the first of these
 	sessions   map[session]*udpSession
+	callers    map[ends]*caller // whose connects wait
 }
 
 // passage is one connection under way.
@@ -78,10 +81,11 @@ type passage struct {
 
 // Open begins to serve a namespace on its sockets. The Box owns both.
 func Open(ns *netns.Namespace, socks *netns.Sockets, up *Upstream, p *policy.Policy, generation int64, i *Interception, log *slog.Logger) *Box {
-	b := &Box{ns: ns, up: up, log: log, socks: socks, open: map[*passage]bool{}, sessions: map[session]*udpSession{}, dnsNow: make(chan struct{}, maxQuestions)}
+	b := &Box{ns: ns, up: up, log: log, socks: socks, open: map[*passage]bool{}, sessions: map[session]*udpSession{}, callers: map[ends]*caller{}, dnsNow: make(chan struct{}, maxQuestions)}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.Set(p, generation)
 	b.Intercept(i)
+	b.tasks.Go(b.serveDoor)
 	b.tasks.Go(b.serveTCP)
 	b.tasks.Go(b.serveUDP)
 	return b
@@ -149,6 +153,12 @@ func (b *Box) Close() error {
 		end()
 	}
 	b.tasks.Wait()
+	b.mu.Lock()
+	callers := maps.Clone(b.callers)
+	b.mu.Unlock()
+	for key, c := range callers {
+		b.forget(key, c)
+	}
 	return errors.Join(err, b.ns.Close())
 }
 

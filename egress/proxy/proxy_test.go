@@ -81,7 +81,7 @@ func TestANewPolicyIsInForceWhenSetReturns(t *testing.T) {
 	if talks(u) {
 		t.Error("a flow of datagrams that the new policy denies goes on")
 	}
-	if got := x.Line(egresstest.Evil + ":22"); got != "reset" {
+	if got := x.Line(egresstest.Evil + ":22"); got != "refused" {
 		t.Errorf("after Set: %q", got)
 	}
 	s := x.Box.Status(100)
@@ -141,7 +141,7 @@ func TestLimits(t *testing.T) {
 	for range 3 {
 		open = append(open, connect(t, x, egresstest.Good+":22"))
 	}
-	if got := x.Line(egresstest.Good + ":22"); got != "reset" {
+	if got := x.Line(egresstest.Good + ":22"); got != "refused" {
 		t.Errorf("a fourth connection: %q", got)
 	}
 	open[0].Close()
@@ -191,7 +191,7 @@ func TestHTTPCountsOnce(t *testing.T) {
 		}
 		open = append(open, c)
 	}
-	if got := x.HTTP(egresstest.Good+":80", "good.test"); got != "reset" {
+	if got := x.HTTP(egresstest.Good+":80", "good.test"); got != "refused" {
 		t.Errorf("one more: %q", got)
 	}
 	// What is kept for the server before is in nobody's way.
@@ -270,7 +270,7 @@ func TestNothingLeavesWhileNobodyServes(t *testing.T) {
 	if got := x.Line(egresstest.Good + ":22"); !strings.HasPrefix(got, "hello") {
 		t.Errorf("served again: %q", got)
 	}
-	if got := x.Line(egresstest.Evil + ":22"); got != "reset" {
+	if got := x.Line(egresstest.Evil + ":22"); got != "refused" {
 		t.Errorf("served again, not allowed: %q", got)
 	}
 }

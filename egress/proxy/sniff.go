@@ -16,7 +16,11 @@ const (
 	// keys and session tickets make 2 to 4 KiB. And the longest request line.
 	sniffBytes = 32 << 10
 	sniffTime  = 10 * time.Second
-	silence    = time.Second // of a client, after which it may be one that speaks second
+	// strange is how long one may be silent that connects to an address nobody
+	// looked up, where only a name could let it through. Whoever has one to say
+	// says it at once.
+	strange = 3 * time.Second
+	silence = time.Second // of a client, after which it may be one that speaks second
 )
 
 type sniffed struct {

@@ -44,16 +44,25 @@ func (b *Box) serveTCP() {
 			}
 			continue
 		}
-		p := b.enter(nil, func() { reset(c) })
-		if p == nil {
-			to := addrPort(c.LocalAddr())
-			b.refuse(policy.Flow{Addr: to.Addr(), Port: to.Port(), Protocol: sandbox.TCP}, policy.Verdict{Rule: -1, Reason: reasonConnections})
+		from := b.take(ends{addrPort(c.RemoteAddr()), addrPort(c.LocalAddr())})
+		if from == nil { // it took longer than we wait
 			reset(c)
 			continue
 		}
 		b.tasks.Go(func() {
-			defer b.leave(p)
-			b.connected(p, c)
+			defer b.leave(from.p)
+			if from.up != nil {
+				b.join(from.p, c, nil, from.up, nil)
+				return
+			}
+			b.mu.Lock()
+			from.p.end = func() { reset(c) }
+			b.mu.Unlock()
+			if b.ctx.Err() != nil { // Close looked before
+				reset(c)
+				return
+			}
+			b.connected(from.p, c)
 		})
 	}
 }
@@ -80,7 +89,7 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 		return
 	}
 	pol := b.current()
-	if !pol.NeedsName() && i == nil {
+	if !pol.NeedsName() && i == nil { // since it was let in
 		f.Name = b.names.hint(to.Addr()) // for the log
 		b.through(p, c, nil, f, []netip.Addr{to.Addr()}, nil)
 		return
@@ -89,8 +98,11 @@ func (b *Box) connected(p *passage, c *net.TCPConn) {
 	r := bufio.NewReaderSize(c, sniffBytes)
 	hint := b.names.hint(to.Addr())
 	patience := silence
-	if isWeb(f.Port) || hint == "" && pol.NeedsName() {
-		patience += sniffTime
+	switch {
+	case isWeb(f.Port) && (hint == "" || !pol.NeedsName() || pol.MayResolve(hint)):
+		patience += sniffTime // browsers open some ahead
+	case hint == "" && pol.NeedsName():
+		patience = strange
 	}
 	c.SetReadDeadline(time.Now().Add(patience))
 	_, err := r.Peek(1)
@@ -198,6 +210,11 @@ func (b *Box) through(p *passage, c *net.TCPConn, r *bufio.Reader, f policy.Flow
 		reset(c)
 		return
 	}
+	b.join(p, c, r, up, late)
+}
+
+// join moves bytes between the sandbox and where it goes until both have ended.
+func (b *Box) join(p *passage, c *net.TCPConn, r *bufio.Reader, up *net.TCPConn, late func(sniffed) string) {
 	defer up.Close()
 	b.mu.Lock()
 	closed := p.entry.snapshot().End

@@ -32,6 +32,7 @@ func namespace(t *testing.T) *runtime.Device {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { socks.Close() })
+	go admitAll(socks)
 	l := socks.TCP
 	go func() {
 		for {
@@ -48,6 +49,34 @@ func namespace(t *testing.T) *runtime.Device {
 	}()
 	return deviceOf(t, ns)
 }
+
+// admitAll lets every connection come about, until the sockets are closed, but for
+// those to ports 1 to 3, which are each refused in another way.
+func admitAll(s *netns.Sockets) {
+	for {
+		syn, err := s.Door.Next()
+		if err != nil {
+			return
+		}
+		if p := syn.To.Port(); p <= 3 {
+			err = s.Door.Refuse(syn, []netns.Refusal{netns.Reset, netns.NetworkUnreachable, netns.HostUnreachable}[p-1])
+		} else {
+			err = s.Door.Admit(syn)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+const askRefused = `python3 -c '
+import errno, socket
+for a in ("203.0.113.7", "2001:db8::7"):
+    for port in (1, 2, 3):
+        try: socket.create_connection((a, port), timeout=20); print("connected", end=" ")
+        except OSError as e: print(errno.errorcode.get(e.errno, e), end=" ")
+print()
+'`
 
 func makeNamespace(t testing.TB) *netns.Namespace {
 	t.Helper()
@@ -111,6 +140,10 @@ func TestDeviceIsPluggedIntoARunningKernel(t *testing.T) {
 	}
 	if out := runIn(t, k.(*Kernel), askBoth); out != answered {
 		t.Fatalf("%q", out)
+	}
+	// The kernel's own TCP takes the answers of the door for what they say.
+	if out := runIn(t, k.(*Kernel), askRefused); out != "ECONNREFUSED ENETUNREACH EHOSTUNREACH ECONNREFUSED ENETUNREACH EHOSTUNREACH \n" {
+		t.Errorf("connects that are refused: %q", out)
 	}
 	if err := k.(runtime.Plugger).Plug(t.Context(), *c.Device); sandbox.ClassOf(err) != sandbox.Precondition {
 		t.Errorf("a second device: %v", err)
@@ -200,6 +233,7 @@ func BenchmarkThroughput(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer ds.Close()
+	go admitAll(ds)
 	go serve(ds.TCP)
 	p, err := policy.Compile(sandbox.Network{Mode: "rules", Rules: []sandbox.NetworkRule{{Action: "allow", Domain: "good.test"}, {Action: "allow", CIDR: "203.0.113.0/24", Ports: []sandbox.PortRange{{From: 5001}}}}})
 	if err != nil {
