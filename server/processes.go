@@ -108,7 +108,7 @@ func (s processService) Start(ctx context.Context, r *connect.Request[covev1.Sta
 	if err := validOffset(r.Msg.Offset); err != nil {
 		return err
 	}
-	return s.stream(ctx, r.Msg.SandboxId, out, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
+	return s.stream(ctx, r.Msg.SandboxId, out.Send, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
 		return inProcess(g.Start(ctx, spec, r.Msg.Offset, sink))
 	})
 }
@@ -132,7 +132,7 @@ func (s processService) Attach(ctx context.Context, r *connect.Request[covev1.At
 	if err := validOffset(r.Msg.Offset); err != nil {
 		return err
 	}
-	return s.stream(ctx, r.Msg.SandboxId, out, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
+	return s.stream(ctx, r.Msg.SandboxId, out.Send, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
 		return g.Attach(ctx, r.Msg.ExecId, r.Msg.Offset, sink)
 	})
 }
@@ -142,7 +142,7 @@ func (s processService) Attach(ctx context.Context, r *connect.Request[covev1.At
 //
 // When the connection breaks because the sandbox is over or was reset, the
 // stream still ends properly: with an end event that has the sandbox's cause.
-func (s *Server) stream(ctx context.Context, id string, out *connect.ServerStream[covev1.ProcessEvent],
+func (s *Server) stream(ctx context.Context, id string, send func(*covev1.ProcessEvent) error,
 	follow func(context.Context, Guest, func(sandbox.ProcessEvent) error) error,
 ) error {
 	g, release, err := s.guest(ctx, id)
@@ -153,7 +153,7 @@ func (s *Server) stream(ctx context.Context, id string, out *connect.ServerStrea
 	resets := s.ends.resetCount(id)
 	began := time.Now()
 	denied, missed := s.refused(ctx, id)
-	p := newPump(out.Send, batchFrom(ctx), s.cfg.KeepAlive)
+	p := newPump(send, batchFrom(ctx), s.cfg.KeepAlive)
 	err = p.run(ctx, func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error { return follow(ctx, g, sink) })
 	switch {
 	case p.sendErr != nil:
