@@ -128,6 +128,9 @@ func (a *app) explain(err error) (msg, hint string) {
 	case e.Class == sandbox.Unauthenticated:
 		c, _ := a.config()
 		hint = "set COVE_KEY, or run as a user who can read " + c.keyPath + "; 'cove key create' makes more keys"
+		if c.withheld != "" {
+			return "no API key for " + c.url + ": COVE_KEY is not set, and " + c.withheld, "set COVE_KEY"
+		}
 		if c.key == "" {
 			return "no API key: COVE_KEY is not set and " + c.keyPath + " cannot be read", hint
 		}

@@ -187,6 +187,7 @@ func (a *app) envCmd() *cobra.Command {
 				}
 				return getenv(k)
 			}
+			a.toShell = true
 			c, err := a.config()
 			if err != nil {
 				return err

@@ -46,7 +46,7 @@ class Settings:
         self.reached = False
         """Whether the server has ever answered."""
         self._base = [
-            ("authorization", "Bearer " + resolve_key(key)),
+            ("authorization", "Bearer " + resolve_key(key, self.url)),
             ("user-agent", "cove-python/" + VERSION),
             ("accept-encoding", "identity"),  # local traffic: compressing costs more than it saves
         ]
