@@ -133,8 +133,9 @@ bench: build $(VENV)/.test $(TOOLS)/runsc-plain ## measure; prints a table, keep
 	@scripts/deps.sh server bench
 	@scripts/bench.sh $(BENCH)
 
-proto: $(TOOLS)/buf-$(BUF) $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-connect-go ## regenerate api/ from its protos
-	@cd api && PATH="$(TOOLS):$$PATH" $< generate && $< lint
+proto: $(GVISOR) $(TOOLS)/buf-$(BUF) $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-connect-go ## regenerate api/ from its protos
+	@cd api && PATH="$(TOOLS):$$PATH" $(TOOLS)/buf-$(BUF) generate && $(TOOLS)/buf-$(BUF) lint
+	@$(GO) run ./internal/openapi/generate
 	@echo 'api/ regenerated'
 
 clean: ## remove what was built here (not the server's data)

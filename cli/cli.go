@@ -139,6 +139,7 @@ type app struct {
 	Deps
 	url     string // --url
 	keyFile string // --key-file
+	toShell bool   // the local key is only printed, for whoever can read it anyway
 	api     *wire.Client
 }
 

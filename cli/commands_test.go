@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -341,7 +342,7 @@ func TestHelpNamesFlagsThatExist(t *testing.T) {
 func TestTheLocalServerIsFoundByItsFiles(t *testing.T) {
 	f := newFakeAPI(t)
 	data := t.TempDir()
-	for name, content := range map[string]string{"key": "right\n", "url": f.url + "\n"} {
+	for name, content := range map[string]string{"key": "right\n", "url": f.url + "\n", "pid": strconv.Itoa(os.Getpid()) + "\n"} {
 		if err := os.WriteFile(filepath.Join(data, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -356,6 +357,33 @@ func TestTheLocalServerIsFoundByItsFiles(t *testing.T) {
 	if got := shellQuote("a'b"); got != `'a'\''b'` {
 		t.Errorf("shellQuote: %s", got)
 	}
+}
+
+// The local server's key is root's: it goes to the URL that the server wrote
+// down, while it runs, and to nobody else.
+func TestTheLocalKeyGoesToTheLocalServerOnly(t *testing.T) {
+	f := newFakeAPI(t)
+	data := t.TempDir()
+	put := func(name, content string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(data, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("key", "right\n")
+	put("url", "http://127.0.0.1:1\n")
+	put("pid", strconv.Itoa(os.Getpid())+"\n")
+	env := map[string]string{"COVE_URL": f.url, "COVE_KEY": "", "COVE_DATA": data}
+	f.cove(t, settings{env: env}, "ls").want(t, 1, "", "no API key for "+f.url, "goes to http://127.0.0.1:1 only")
+	// Somebody listens at its URL while it is down.
+	env["COVE_URL"] = ""
+	put("url", f.url+"\n")
+	for _, pid := range []string{"", "4194305\n", "no number\n"} {
+		put("pid", pid)
+		f.cove(t, settings{env: env}, "ls").want(t, 1, "", "the server of "+data+" does not run")
+	}
+	put("pid", strconv.Itoa(os.Getpid())+"\n")
+	f.cove(t, settings{env: env}, "ls", "--json").want(t, 0, "[]\n")
 }
 
 func TestCompletionKnowsSandboxesAndImages(t *testing.T) {

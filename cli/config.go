@@ -2,11 +2,14 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/cove-sandbox/cove/wire"
 )
@@ -23,7 +26,9 @@ type config struct {
 	key     string
 	keyFrom string // for messages: where the key came from
 	keyPath string // the file that was or would be read
-	ca      string // file with the authority to trust; "" = the system's
+	// withheld says why the local server's key was not read for this URL.
+	withheld string
+	ca       string // file with the authority to trust; "" = the system's
 }
 
 // dataDir is the local server's state directory for commands without --data.
@@ -56,7 +61,10 @@ func (a *app) config() (config, error) {
 		}
 		c.keyPath = filepath.Join(a.dataDir(), "key")
 	}
-	if c.key == "" {
+	if c.key == "" && a.keyFile == "" && !a.toShell {
+		c.withheld = a.whyNotLocal(c.url)
+	}
+	if c.key == "" && c.withheld == "" {
 		b, err := os.ReadFile(c.keyPath)
 		switch {
 		case err == nil:
@@ -74,6 +82,36 @@ func (a *app) config() (config, error) {
 		}
 	}
 	return c, nil
+}
+
+// whyNotLocal is "" where the local server's own key may go to a URL: that is
+// root's key, so it is sent only to the URL that the server of this machine wrote
+// down, and only while that server runs. Whoever takes its port meanwhile would
+// get it otherwise. The server writes its pid once it has its port, in a directory
+// that only its user writes; a process that has the number now and is somebody
+// else's is none.
+func (a *app) whyNotLocal(target string) string {
+	data := a.dataDir()
+	if !fileExists(filepath.Join(data, "key")) {
+		return "" // nothing to keep back
+	}
+	if local := strings.TrimRight(a.localURL(data), "/"); target != local {
+		return "the key of this machine's server goes to " + local + " only"
+	}
+	b, _ := os.ReadFile(filepath.Join(data, "pid"))
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	owner, oerr := os.Stat(data)
+	process, perr := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	if errors.Join(err, oerr, perr) != nil || !sameOwner(owner, process) {
+		return "the server of " + data + " does not run"
+	}
+	return ""
+}
+
+func sameOwner(a, b fs.FileInfo) bool {
+	x, xok := a.Sys().(*syscall.Stat_t)
+	y, yok := b.Sys().(*syscall.Stat_t)
+	return xok && yok && x.Uid == y.Uid
 }
 
 func fileExists(path string) bool {

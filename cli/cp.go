@@ -36,7 +36,12 @@ func (a *app) cpCmd() *cobra.Command {
 
 Where the destination is a directory, or ends in "/", the source goes into it
 under its own name; a source ending in "/." copies what is inside. Owners are
-not kept: in a sandbox everything belongs to --user, here to you.
+not kept: in a sandbox everything belongs to --user, here to you. Modes are kept
+but for the right of group and others to write.
+
+A relative PATH is below the working directory of the sandbox's image. A symlink
+at PATH is written through and a device like /dev/null into; they are not
+replaced. On a terminal, a copy that takes its time shows how far it is.
 
 What comes out of a sandbox is not trusted: names that leave the destination
 are refused, and symlinks that point out of it, devices and setuid bits are
@@ -174,8 +179,13 @@ func (c *copier) in(ctx context.Context, local, id, to string) error {
 		return err
 	}
 	defer f.Close()
-	return api.Upload(ctx, id, to, c.progress(filepath.Base(local), fi.Size(), f), fi.Size(), c.options(fi.Mode().Perm()))
+	return api.Upload(ctx, id, to, c.progress(filepath.Base(local), fi.Size(), f), fi.Size(), c.options(fi.Mode().Perm()&keptBits))
 }
+
+// keptBits are those of a mode that a copy keeps, in either direction: who may
+// read and execute, but not that others may write. Such bits come from a umask or
+// a shared directory on one side and mean other people on the other.
+const keptBits = 0o755
 
 func (c *copier) options(mode fs.FileMode) sandbox.WriteOptions {
 	return sandbox.WriteOptions{User: c.user, Mode: uint32(mode), Atomic: true, Parents: true}
@@ -230,7 +240,7 @@ func (c *copier) out(ctx context.Context, id, from, local string) error {
 	if d, err := os.Stat(local); (err == nil && d.IsDir()) || strings.HasSuffix(local, "/") {
 		local = filepath.Join(local, safeBase(from))
 	}
-	return writeFile(local, fs.FileMode(fi.GetMode())&0o777, r)
+	return writeFile(local, fs.FileMode(fi.GetMode())&keptBits, r)
 }
 
 func (c *copier) outDir(ctx context.Context, id, from, local string, content bool) error {
@@ -323,9 +333,10 @@ func mustAbs(p string) string {
 	return p
 }
 
-// progress counts on stderr what is large, when someone is looking.
+// progress counts on stderr, when someone is looking; the meter shows nothing of
+// what is done before it would be read.
 func (c *copier) progress(what string, total int64, r io.Reader) io.Reader {
-	if _, tty := terminal(c.app.Stderr); !tty || (total >= 0 && total < 32<<20) {
+	if _, tty := terminal(c.app.Stderr); !tty {
 		return r
 	}
 	return &meter{w: c.app.Stderr, what: fmt.Sprintf("%.40s", escape(what)), total: total, r: r}

@@ -22,6 +22,8 @@ const (
 	exitUsage   = 2
 	exitTimeout = 124 // the command's own --timeout passed, as timeout(1) says it
 	exitCove    = 125
+	exitNotExec = 126 // the command is there and cannot be run, as shells say it
+	exitMissing = 127 // there is no such command
 )
 
 // usageError is a wrong command line.
@@ -67,13 +69,28 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 	case exit != nil:
 		return exit.Code
 	case cmd != nil && cmd.Annotations[ownCode] != "":
-		return exitCove
+		return exitOfStart(err)
 	case errors.As(err, &wrong):
 		return exitUsage
 	case sandbox.ClassOf(err) == sandbox.Canceled || errors.Is(err, context.Canceled):
 		return 128 + int(syscall.SIGINT)
 	}
 	return exitFailed
+}
+
+// exitOfStart is the code of a command that Cove did not bring to run: a shell's
+// where it is the command's own fault, else docker's.
+func exitOfStart(err error) int {
+	var e *sandbox.Error
+	if errors.As(err, &e) {
+		switch e.Reason {
+		case sandbox.CommandNotFound:
+			return exitMissing
+		case sandbox.NotExecutable:
+			return exitNotExec
+		}
+	}
+	return exitCove
 }
 
 // complain prints one error and its hint.
@@ -111,6 +128,9 @@ func (a *app) explain(err error) (msg, hint string) {
 	case e.Class == sandbox.Unauthenticated:
 		c, _ := a.config()
 		hint = "set COVE_KEY, or run as a user who can read " + c.keyPath + "; 'cove key create' makes more keys"
+		if c.withheld != "" {
+			return "no API key for " + c.url + ": COVE_KEY is not set, and " + c.withheld, "set COVE_KEY"
+		}
 		if c.key == "" {
 			return "no API key: COVE_KEY is not set and " + c.keyPath + " cannot be read", hint
 		}

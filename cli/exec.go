@@ -25,7 +25,8 @@ func (a *app) execCmd() *cobra.Command {
 		Use:   "exec [flags] ID -- COMMAND [ARG...]",
 		Short: "Run a command in a sandbox; ends with its exit code",
 		Long: `Run a command in a sandbox. Ends with the command's exit code, 124 when its
---timeout passed, 128+n when signal n ended it, 125 when Cove itself failed.
+--timeout passed, 128+n when signal n ended it, 127 when there is no such
+command, 126 when it cannot be executed, 125 when Cove itself failed.
 
 Ctrl-C is passed on; a second one kills the command, a third one leaves. When
 this program is killed or its machine is lost, the command runs on, unless

@@ -191,6 +191,7 @@ func (a *app) envCmd() *cobra.Command {
 				}
 				return getenv(k)
 			}
+			a.toShell = true
 			c, err := a.config()
 			if err != nil {
 				return err

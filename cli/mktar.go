@@ -45,6 +45,7 @@ func mktar(w io.Writer, dir string, skipped func(name, why string)) error {
 			return err
 		}
 		h.Name = name
+		h.Mode &= keptBits
 		if fi.IsDir() {
 			h.Name += "/"
 		}

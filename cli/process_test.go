@@ -198,6 +198,10 @@ func TestRunKeepsOnlyOnRequestAndNeverLeaks(t *testing.T) {
 	}
 	f.fail["Processes/Start"] = sandbox.InvalidField("process.cwd", "no such directory")
 	f.cove(t, settings{}, "run", "--cwd", "/nope", "--", "ls").want(t, 125, "", "process.cwd: no such directory")
+	f.fail["Processes/Start"] = &sandbox.Error{Class: sandbox.NotFound, Reason: sandbox.CommandNotFound, Msg: "command not found: nope"}
+	f.cove(t, settings{}, "run", "--keep", "--", "nope").want(t, 127, "", "command not found: nope")
+	f.fail["Processes/Start"] = &sandbox.Error{Class: sandbox.Denied, Reason: sandbox.NotExecutable, Msg: "./x: permission denied"}
+	f.cove(t, settings{}, "run", "--keep", "--", "./x").want(t, 126, "", "./x: permission denied")
 	if len(f.killed) != 2 {
 		t.Errorf("after a failed start: killed %v", f.killed)
 	}

@@ -33,8 +33,9 @@ func (a *app) runCmd() *cobra.Command {
 		Use:   "run [flags] [IMAGE] -- COMMAND [ARG...]",
 		Short: "Create a sandbox, run a command in it, remove it",
 		Long: `Create a sandbox, run a command in it, and remove it. Ends with the command's
-exit code, 124 when --timeout passed, 128+n when signal n ended it, 125 when
-Cove itself failed. Without a command the image's own entrypoint is run.
+exit code, 124 when --timeout passed, 128+n when signal n ended it, 127 when
+there is no such command, 126 when it cannot be executed, 125 when Cove itself
+failed. Without a command the image's own entrypoint is run.
 
 Ctrl-C is passed on; after 10 s, or a second one, the command is killed. The
 sandbox is removed in every case but --keep.`,

@@ -99,7 +99,7 @@ func (u *untar) entry(tr *tar.Reader, h *tar.Header) error {
 	if err := u.parents(name); err != nil {
 		return err
 	}
-	mode := fs.FileMode(h.Mode) & 0o777
+	mode := fs.FileMode(h.Mode) & keptBits
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return u.dir(name, mode, h)

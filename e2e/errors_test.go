@@ -182,7 +182,7 @@ func wrongOtherFields(t *testing.T, w *world.World) {
 		{"process.pty.rows", start(&covev1.ProcessSpec{Command: "x", Pty: &covev1.TermSize{Cols: 80}})},
 		{"process.pty.cols", start(&covev1.ProcessSpec{Command: "x", Pty: &covev1.TermSize{Rows: 24, Cols: 1 << 20}})},
 		{"process.timeout", start(&covev1.ProcessSpec{Command: "x", Timeout: durationpb.New(-1)})},
-		{"path", call(c.Files.Read(ctx, connect.NewRequest(&covev1.ReadFileRequest{SandboxId: b.ID, Path: "relative"})))},
+		{"path", call(c.Files.Read(ctx, connect.NewRequest(&covev1.ReadFileRequest{SandboxId: b.ID, Path: ""})))},
 		{"path", call(c.Files.Read(ctx, connect.NewRequest(&covev1.ReadFileRequest{SandboxId: b.ID})))},
 		{"path", call(c.Files.Stat(ctx, connect.NewRequest(&covev1.StatFileRequest{SandboxId: b.ID, Path: "/a\x00"})))},
 		{"path", call(c.Files.List(ctx, connect.NewRequest(&covev1.ListFilesRequest{SandboxId: b.ID, Path: "/" + strings.Repeat("x", 5000)})))},

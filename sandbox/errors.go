@@ -67,6 +67,10 @@ const (
 	PortTaken  Reason = "port_taken"  // of Precondition: a program inside has the port that was to be listened on
 	Asleep     Reason = "asleep"      // of Precondition: on standby, and the caller would not have it woken
 
+	// As a shell's exit codes 127 and 126 tell them apart.
+	CommandNotFound Reason = "command_not_found" // of NotFound: no such program inside, so nothing ran
+	NotExecutable   Reason = "not_executable"    // of Denied and Invalid: the program is there and cannot be run
+
 	NoSandbox      Reason = "no_sandbox"      // of NotFound: the sandbox itself, and not a file or process in it
 	NoLease        Reason = "no_lease"        // of NotFound: the lease, which is over or never was
 	RestoreRefused Reason = "restore_refused" // of Precondition and Unsupported: memory cannot go on here; other machine, other programs
@@ -80,8 +84,9 @@ var (
 	ErrPortTaken  = &Error{Class: Precondition, Reason: PortTaken}
 	ErrAsleep     = &Error{Class: Precondition, Reason: Asleep}
 
-	ErrNoSandbox = &Error{Class: NotFound, Reason: NoSandbox}
-	ErrNoLease   = &Error{Class: NotFound, Reason: NoLease}
+	ErrNoSandbox       = &Error{Class: NotFound, Reason: NoSandbox}
+	ErrNoLease         = &Error{Class: NotFound, Reason: NoLease}
+	ErrCommandNotFound = &Error{Class: NotFound, Reason: CommandNotFound}
 
 	ErrReplayMissed    = &Error{Class: NotFound, Reason: ReplayMissed}
 	ErrReplayTruncated = &Error{Class: NotFound, Reason: ReplayTruncated}

@@ -248,11 +248,20 @@ func ValidateEnv(field string, env map[string]string) error {
 	return nil
 }
 
-// ValidatePath checks a path inside a sandbox.
+// ValidatePath checks an absolute path inside a sandbox or volume.
 func ValidatePath(field, path string) error {
-	switch {
-	case path == "" || path[0] != '/':
+	if path == "" || path[0] != '/' {
 		return InvalidField(field, "%q is not absolute; a path beginning with / is accepted", clip(path))
+	}
+	return ValidateFilePath(field, path)
+}
+
+// ValidateFilePath checks a path of a file inside a sandbox; a relative one is
+// below the working directory of its image.
+func ValidateFilePath(field, path string) error {
+	switch {
+	case path == "":
+		return InvalidField(field, "is missing; a path is accepted")
 	case len(path) > maxPath:
 		return InvalidField(field, "has %d bytes; at most %d are accepted", len(path), maxPath)
 	case strings.IndexByte(path, 0) >= 0:

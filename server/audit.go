@@ -297,6 +297,9 @@ func thingsOfRoute(op string, r *http.Request) (things []string) {
 	if id := r.PathValue("id"); id != "" {
 		things = append(things, "id:"+clip(id))
 	}
+	if exec := r.PathValue("exec"); exec != "" {
+		things = append(things, "exec:"+clip(exec))
+	}
 	if name := r.URL.Query().Get("name"); name != "" {
 		things = append(things, "name:"+clip(name))
 	}

@@ -379,7 +379,7 @@ func (g *fakeGuest) Start(ctx context.Context, spec sandbox.ProcessSpec, offset 
 			p.endLocked(sandbox.End{Cause: sandbox.Exited, ExitCode: 3})
 		default:
 			g.mu.Unlock()
-			return sandbox.Errorf(sandbox.NotFound, "guest.start", "no program %q", cmd)
+			return sandbox.Errorf(sandbox.NotFound, "guest.start", "command not found: %s", cmd).WithReason(sandbox.CommandNotFound)
 		}
 		g.procs[spec.ExecID] = p
 	}

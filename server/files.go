@@ -23,7 +23,7 @@ const (
 
 func (s fileService) Read(ctx context.Context, r *connect.Request[covev1.ReadFileRequest]) (*connect.Response[covev1.ReadFileResponse], error) {
 	m := r.Msg
-	if err := sandbox.ValidatePath("path", m.Path); err != nil {
+	if err := sandbox.ValidateFilePath("path", m.Path); err != nil {
 		return nil, err
 	}
 	if err := validOffset(m.Offset); err != nil {
@@ -77,7 +77,7 @@ func (s fileService) Write(ctx context.Context, r *connect.Request[covev1.WriteF
 }
 
 func validWrite(path string, opt sandbox.WriteOptions) error {
-	if err := sandbox.ValidatePath("path", path); err != nil {
+	if err := sandbox.ValidateFilePath("path", path); err != nil {
 		return err
 	}
 	if err := validMode(opt.Mode); err != nil {
@@ -97,7 +97,7 @@ func validMode(mode uint32) error {
 }
 
 func (s fileService) Stat(ctx context.Context, r *connect.Request[covev1.StatFileRequest]) (*connect.Response[covev1.StatFileResponse], error) {
-	if err := sandbox.ValidatePath("path", r.Msg.Path); err != nil {
+	if err := sandbox.ValidateFilePath("path", r.Msg.Path); err != nil {
 		return nil, err
 	}
 	out := &covev1.StatFileResponse{}
@@ -110,7 +110,7 @@ func (s fileService) Stat(ctx context.Context, r *connect.Request[covev1.StatFil
 
 func (s fileService) List(ctx context.Context, r *connect.Request[covev1.ListFilesRequest]) (*connect.Response[covev1.ListFilesResponse], error) {
 	m := r.Msg
-	if err := sandbox.ValidatePath("path", m.Path); err != nil {
+	if err := sandbox.ValidateFilePath("path", m.Path); err != nil {
 		return nil, err
 	}
 	if m.Depth < 0 || m.Depth > maxDepth {
@@ -152,10 +152,10 @@ func (s fileService) Mkdir(ctx context.Context, r *connect.Request[covev1.MkdirR
 }
 
 func (s fileService) Move(ctx context.Context, r *connect.Request[covev1.MoveFileRequest]) (*connect.Response[covev1.MoveFileResponse], error) {
-	if err := sandbox.ValidatePath("from", r.Msg.From); err != nil {
+	if err := sandbox.ValidateFilePath("from", r.Msg.From); err != nil {
 		return nil, err
 	}
-	if err := sandbox.ValidatePath("to", r.Msg.To); err != nil {
+	if err := sandbox.ValidateFilePath("to", r.Msg.To); err != nil {
 		return nil, err
 	}
 	out := &covev1.MoveFileResponse{}
@@ -167,7 +167,7 @@ func (s fileService) Move(ctx context.Context, r *connect.Request[covev1.MoveFil
 }
 
 func (s fileService) Remove(ctx context.Context, r *connect.Request[covev1.RemoveFileRequest]) (*connect.Response[covev1.RemoveFileResponse], error) {
-	if err := sandbox.ValidatePath("path", r.Msg.Path); err != nil {
+	if err := sandbox.ValidateFilePath("path", r.Msg.Path); err != nil {
 		return nil, err
 	}
 	return answer(&covev1.RemoveFileResponse{}, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
@@ -176,7 +176,7 @@ func (s fileService) Remove(ctx context.Context, r *connect.Request[covev1.Remov
 }
 
 func (s fileService) Chmod(ctx context.Context, r *connect.Request[covev1.ChmodRequest]) (*connect.Response[covev1.ChmodResponse], error) {
-	if err := sandbox.ValidatePath("path", r.Msg.Path); err != nil {
+	if err := sandbox.ValidateFilePath("path", r.Msg.Path); err != nil {
 		return nil, err
 	}
 	if err := validMode(r.Msg.Mode); err != nil {
@@ -188,7 +188,7 @@ func (s fileService) Chmod(ctx context.Context, r *connect.Request[covev1.ChmodR
 }
 
 func (s fileService) Chown(ctx context.Context, r *connect.Request[covev1.ChownRequest]) (*connect.Response[covev1.ChownResponse], error) {
-	if err := sandbox.ValidatePath("path", r.Msg.Path); err != nil {
+	if err := sandbox.ValidateFilePath("path", r.Msg.Path); err != nil {
 		return nil, err
 	}
 	if r.Msg.User == "" {
@@ -203,7 +203,7 @@ func (s fileService) Chown(ctx context.Context, r *connect.Request[covev1.ChownR
 }
 
 func (s fileService) Watch(ctx context.Context, r *connect.Request[covev1.WatchFilesRequest], out *connect.ServerStream[covev1.WatchFilesEvent]) error {
-	if err := sandbox.ValidatePath("path", r.Msg.Path); err != nil {
+	if err := sandbox.ValidateFilePath("path", r.Msg.Path); err != nil {
 		return err
 	}
 	return s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {

@@ -20,7 +20,7 @@ type keyService struct{ *Server }
 // is the most it may be.
 const (
 	defaultGrace = time.Hour
-	longestGrace = 30 * 24 * time.Hour
+	longestGrace = store.LongestGrace
 )
 
 // Create makes a key of the caller's tenant, or of any for an installation's
@@ -179,6 +179,9 @@ func (s keyService) Rotate(ctx context.Context, r *connect.Request[covev1.Rotate
 	s.keys.forget(r.Msg.Id)
 	if err != nil {
 		return nil, noKey(r.Msg.Id, err)
+	}
+	if s.cfg.KeyRotated != nil {
+		s.cfg.KeyRotated(k.OldHash, secret)
 	}
 	s.log.Info("rotated an API key", "key", k.ID, "name", k.Name, "grace", grace)
 	return connect.NewResponse(&covev1.RotateKeyResponse{Key: protoKey(k), Secret: secret}), nil

@@ -109,7 +109,7 @@ func (s processService) Start(ctx context.Context, r *connect.Request[covev1.Sta
 		return err
 	}
 	who := follower{r.Msg.SandboxId, spec.ExecID, r.Msg.KillOnCancel}
-	return s.stream(ctx, who, out, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
+	return s.stream(ctx, who, out.Send, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
 		return inProcess(g.Start(ctx, spec, r.Msg.Offset, sink))
 	})
 }
@@ -134,7 +134,7 @@ func (s processService) Attach(ctx context.Context, r *connect.Request[covev1.At
 		return err
 	}
 	who := follower{r.Msg.SandboxId, r.Msg.ExecId, r.Msg.KillOnCancel}
-	return s.stream(ctx, who, out, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
+	return s.stream(ctx, who, out.Send, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
 		return g.Attach(ctx, r.Msg.ExecId, r.Msg.Offset, sink)
 	})
 }
@@ -144,7 +144,7 @@ func (s processService) Attach(ctx context.Context, r *connect.Request[covev1.At
 //
 // When the connection breaks because the sandbox is over or was reset, the
 // stream still ends properly: with an end event that has the sandbox's cause.
-func (s *Server) stream(ctx context.Context, who follower, out *connect.ServerStream[covev1.ProcessEvent],
+func (s *Server) stream(ctx context.Context, who follower, send func(*covev1.ProcessEvent) error,
 	follow func(context.Context, Guest, func(sandbox.ProcessEvent) error) error,
 ) error {
 	id := who.sandbox
@@ -157,7 +157,7 @@ func (s *Server) stream(ctx context.Context, who follower, out *connect.ServerSt
 	resets := s.ends.resetCount(id)
 	began := time.Now()
 	denied, missed := s.refused(ctx, id)
-	p := newPump(out.Send, batchFrom(ctx), s.cfg.KeepAlive)
+	p := newPump(send, batchFrom(ctx), s.cfg.KeepAlive)
 	err = p.run(ctx, func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error { return follow(ctx, g, sink) })
 	s.left(ctx, who, p.started && p.end == nil)
 	switch {

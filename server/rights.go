@@ -113,6 +113,7 @@ var routeNeeds = map[string]need{
 	"PUT /v1/sandboxes/{id}/files":                    {sandbox.DeveloperRole, "files"},
 	"GET /v1/sandboxes/{id}/tar":                      {sandbox.ReadonlyRole, "files"},
 	"PUT /v1/sandboxes/{id}/tar":                      {sandbox.DeveloperRole, "files"},
+	"POST /v1/sandboxes/{id}/exec":                    {sandbox.DeveloperRole, "processes"},
 	"GET /v1/sandboxes/{id}/connect":                  {sandbox.DeveloperRole, "ports"},
 	"PUT /v1/images":                                  {sandbox.DeveloperRole, "images"},
 	"GET /v1/snapshots/{id}/tar":                      {sandbox.ReadonlyRole, "snapshots"},

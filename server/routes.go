@@ -14,6 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/cove-sandbox/cove/api"
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/wire"
@@ -24,7 +25,8 @@ import (
 const maxMessage = 24 << 20
 
 // routes puts every service behind one door: recover, track, authenticate.
-// Only /healthz is outside, so a new route cannot forget its key.
+// Only /healthz and the description of the API, which is the same everywhere and
+// public, are outside, so a new route cannot forget its key.
 func (s *Server) routes() http.Handler {
 	opts := []connect.HandlerOption{
 		connect.WithReadMaxBytes(maxMessage),
@@ -57,11 +59,15 @@ func (s *Server) routes() http.Handler {
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		wire.WriteError(w, r, &sandbox.Error{Class: sandbox.Unsupported, Msg: "no such call: " + r.Method + " " + r.URL.Path,
-			Hint: "the calls are /cove.v1.SERVICE/METHOD and /v1/…; see the protos in api/"})
+			Hint: "the calls are /cove.v1.SERVICE/METHOD and /v1/…; GET /openapi.json and the protos in api/ describe them"})
 	})
 
 	outer := http.NewServeMux()
 	outer.HandleFunc("GET /healthz", s.healthz)
+	outer.HandleFunc("GET /openapi.json", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(api.OpenAPI) // an error means that the client left
+	})
 	outer.Handle("/", s.recover(s.calls.track(s.authenticate(limitBody(batched(mux))))))
 	return outer
 }
@@ -73,6 +79,7 @@ func (s *Server) httpRoutes() map[string]http.Handler {
 		"PUT /v1/sandboxes/{id}/files":                    s.plain("file.upload", s.putFile),
 		"GET /v1/sandboxes/{id}/tar":                      s.plain("file.download_tar", s.getTar),
 		"PUT /v1/sandboxes/{id}/tar":                      s.plain("file.upload_tar", s.putTar),
+		"POST /v1/sandboxes/{id}/exec":                    s.plain("process.exec", s.exec),
 		"GET /v1/sandboxes/{id}/connect":                  s.plain("port.connect", s.connectPort),
 		"PUT /v1/images":                                  s.plain("image.import", s.importImage),
 		"GET /v1/snapshots/{id}/tar":                      s.plain("snapshot.download_tar", s.getSnapshotTar),
@@ -93,7 +100,7 @@ func (s *Server) plain(opName string, h func(http.ResponseWriter, *http.Request)
 		r.Body = body
 		err := h(w, r)
 		logCall(r.Context(), s.log, opName, began, err)
-		if r.Method == http.MethodPut && !answering[opName] {
+		if (r.Method == http.MethodPut || r.Method == http.MethodPost) && !answering[opName] {
 			s.audit.note(r.Context(), opName, thingsOfRoute(opName, r), err)
 		}
 		if err != nil {

@@ -224,7 +224,7 @@ func scenarios() []scenario {
 		{"Processes/Resize", "no cols", unary(pick.resize, &covev1.ResizeRequest{SandboxId: live, ExecId: "proc", Size: &covev1.TermSize{Rows: 1}}), invalid, "size.cols", ""},
 
 		{"Files/Read", "good", unary(pick.read, &covev1.ReadFileRequest{SandboxId: live, Path: "/etc/passwd"}), nil, "", ""},
-		{"Files/Read", "relative", unary(pick.read, &covev1.ReadFileRequest{SandboxId: live, Path: "etc"}), invalid, "path", "absolute"},
+		{"Files/Read", "no path", unary(pick.read, &covev1.ReadFileRequest{SandboxId: live, Path: ""}), invalid, "path", "missing"},
 		{"Files/Read", "offset", unary(pick.read, &covev1.ReadFileRequest{SandboxId: live, Path: "/etc/passwd", Offset: -1}), invalid, "offset", ""},
 		{"Files/Read", "length", unary(pick.read, &covev1.ReadFileRequest{SandboxId: live, Path: "/etc/passwd", Length: -1}), invalid, "length", ""},
 		{"Files/Read", "too long", unary(pick.read, &covev1.ReadFileRequest{SandboxId: live, Path: "/etc/passwd", Length: maxFile + 1}), sandbox.ErrTooLarge, "length", "GET"},
@@ -388,7 +388,7 @@ func scenarios() []scenario {
 			return w.client.Files.Chown(ctx, connect.NewRequest(&covev1.ChownRequest{SandboxId: live, Path: "/x"}))
 		}, invalid, "user"},
 		{"Files/Watch", "path", stream2(func(ctx context.Context, w *world) (*connect.ServerStreamForClient[covev1.WatchFilesEvent], error) {
-			return w.client.Files.Watch(ctx, connect.NewRequest(&covev1.WatchFilesRequest{SandboxId: live, Path: "x"}))
+			return w.client.Files.Watch(ctx, connect.NewRequest(&covev1.WatchFilesRequest{SandboxId: live, Path: ""}))
 		}), invalid, "path"},
 		{"Images/List", "good", func(ctx context.Context, w *world) (any, error) {
 			return w.client.Images.List(ctx, connect.NewRequest(&covev1.ListImagesRequest{}))

@@ -35,6 +35,9 @@ type Config struct {
 	// SecretKeys seal the values of secrets in the store; nil = there can be none.
 	SecretKeys *cas.Keyring
 
+	// KeyRotated, if set, is told of every rotation: the hash of the secret before
+	// and the new secret.
+	KeyRotated func(old []byte, secret string)
 	// AuditRetention is how long entries of the audit log are kept; 90 days.
 	AuditRetention time.Duration
 	// QueueWait is how long a create waits for room on a full node, in turn

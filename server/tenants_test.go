@@ -412,11 +412,14 @@ var attacks = map[string][]attack{
 }
 
 // routeAttacks are the same for the plain routes, by pattern.
+const evil = `{"command": "touch /evil"}` // a command where the route takes one, content where it takes that
+
 var routeAttacks = map[string][]attack{
 	"GET /v1/sandboxes/{id}/files":                    {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
 	"PUT /v1/sandboxes/{id}/files":                    {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
 	"GET /v1/sandboxes/{id}/tar":                      {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
 	"PUT /v1/sandboxes/{id}/tar":                      {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
+	"POST /v1/sandboxes/{id}/exec":                    {{"/v1/sandboxes/$BOX/exec", "not_found"}},
 	"GET /v1/sandboxes/{id}/connect":                  {{"/v1/sandboxes/$BOX/connect?port=80", "not_found"}},
 	"PUT /v1/images":                                  {{"/v1/images?name=base&shared=true", "permission_denied"}},
 	"GET /v1/snapshots/{id}/tar":                      {{"/v1/snapshots/$FS/tar", "not_found"}, {"/v1/snapshots/red-filesystem/tar", "not_found"}},
@@ -539,7 +542,7 @@ func TestForeignKeyReachesNothing(t *testing.T) {
 		method, _, _ := strings.Cut(pattern, " ")
 		for _, a := range routeAttacks[pattern] {
 			path := s.fill(a.msg, own)
-			resp, body := s.as("blue", method, path, strings.NewReader("evil"))
+			resp, body := s.as("blue", method, path, strings.NewReader(evil))
 			if class := classIn(body); class != a.want {
 				t.Errorf("%s %s: %d %q, want %q", method, path, resp.StatusCode, class, a.want)
 			}
@@ -628,7 +631,7 @@ func TestReadonlyKeyChangesNothing(t *testing.T) {
 	for pattern := range s.server.httpRoutes() {
 		method, _, _ := strings.Cut(pattern, " ")
 		for _, a := range routeAttacks[pattern] {
-			resp, body := s.as("reader", method, s.fill(a.msg, own), strings.NewReader("evil"))
+			resp, body := s.as("reader", method, s.fill(a.msg, own), strings.NewReader(evil))
 			if denied := resp.StatusCode == 403; denied == (routeNeeds[pattern].role == sandbox.ReadonlyRole) {
 				t.Errorf("%s %s: %d for a readonly key: %s", method, a.msg, resp.StatusCode, body)
 			}

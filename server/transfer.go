@@ -36,11 +36,14 @@ const (
 // getFile is GET /v1/sandboxes/{id}/files?path=P, with Range, and HEAD.
 func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {
 	id, path := r.PathValue("id"), r.URL.Query().Get("path")
-	if err := sandbox.ValidatePath("path", path); err != nil {
+	if err := sandbox.ValidateFilePath("path", path); err != nil {
 		return err
 	}
 	ctx := r.Context()
-	return s.withGuest(ctx, id, func(g Guest) error {
+	return s.withGuest(ctx, id, func(g Guest) (err error) {
+		if path, err = absolute(ctx, g, path); err != nil {
+			return err
+		}
 		rng, ranged := parseRange(r.Header.Get("Range"))
 		probe := int64(firstRead)
 		if r.Method == http.MethodHead || rng.suffix {
@@ -102,11 +105,15 @@ func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {
 // getTar is GET /v1/sandboxes/{id}/tar?path=DIR.
 func (s *Server) getTar(w http.ResponseWriter, r *http.Request) error {
 	id, path := r.PathValue("id"), r.URL.Query().Get("path")
-	if err := sandbox.ValidatePath("path", path); err != nil {
+	if err := sandbox.ValidateFilePath("path", path); err != nil {
 		return err
 	}
 	return s.withGuest(r.Context(), id, func(g Guest) error {
 		w.Header().Set("Content-Type", "application/x-tar")
+		path, err := absolute(r.Context(), g, path)
+		if err != nil {
+			return err
+		}
 		if r.Method == http.MethodHead {
 			_, err := g.Stat(r.Context(), path)
 			return err
@@ -200,7 +207,10 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return s.withGuest(r.Context(), id, func(g Guest) error {
+	return s.withGuest(r.Context(), id, func(g Guest) (err error) {
+		if path, err = absolute(r.Context(), g, path); err != nil {
+			return err
+		}
 		if r.ContentLength >= 0 && r.ContentLength < smallUpload {
 			data := make([]byte, r.ContentLength)
 			if _, err := io.ReadFull(body, data); err != nil {
@@ -217,6 +227,19 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
+// absolute is where a path leads in a transfer, which runs beside the guest and
+// does not know the working directory.
+func absolute(ctx context.Context, g Guest, p string) (string, error) {
+	if path.IsAbs(p) {
+		return p, nil
+	}
+	here, err := g.Stat(ctx, ".")
+	if err != nil {
+		return "", err
+	}
+	return path.Join(here.Path, p), nil
+}
+
 // uploadFile writes a large body to a file. An atomic one goes to a file of our
 // own beside the target first. The guest could do that itself, but a transfer
 // learns that its content is complete from the end of a pipe, and that also
@@ -224,11 +247,15 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request) error {
 // the file takes its place, and removes it if it never will.
 func (s *Server) uploadFile(ctx context.Context, id string, g Guest, p string, opt sandbox.WriteOptions, body *requestBody, unblock func()) (err error) {
 	target := path.Clean(p)
+	old, oldErr := g.Stat(ctx, target)
+	if oldErr == nil && (old.Type == sandbox.Symlink || old.Type == sandbox.OtherFile) {
+		opt.Atomic = false // written through or into, as the guest does it
+	}
 	if !opt.Atomic || target == "/" {
 		return s.upload(ctx, id, guest.BulkOp{Kind: "write", Path: p, Write: opt}, body, unblock)
 	}
 	// What replaces a file looks like it.
-	if old, err := g.Stat(ctx, target); err == nil && old.Type == sandbox.Regular {
+	if oldErr == nil && old.Type == sandbox.Regular {
 		if opt.Mode == 0 {
 			opt.Mode = old.Mode
 		}
@@ -265,7 +292,10 @@ func (s *Server) putTar(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return s.withGuest(r.Context(), id, func(Guest) error {
+	return s.withGuest(r.Context(), id, func(g Guest) (err error) {
+		if path, err = absolute(r.Context(), g, path); err != nil {
+			return err
+		}
 		if err := s.upload(r.Context(), id, guest.BulkOp{Kind: "untar", Path: path, Write: opt}, body, unblock(w, r)); err != nil {
 			return err
 		}

@@ -175,7 +175,6 @@ func TestTransferErrors(t *testing.T) {
 		code, says         string
 	}{
 		{"no path", "GET", sb.Id + "/files", nil, 400, "invalid_argument", "path: "},
-		{"relative path", "PUT", sb.Id + "/files?path=x", big(), 400, "invalid_argument", "path: "},
 		{"bad mode", "PUT", sb.Id + "/files?path=/x&mode=rwx", big(), 400, "invalid_argument", "mode: "},
 		{"large mode", "PUT", sb.Id + "/files?path=/x&mode=77777", big(), 400, "invalid_argument", "mode: "},
 		{"bad flag", "PUT", sb.Id + "/files?path=/x&atomic=maybe", big(), 400, "invalid_argument", "atomic: "},

@@ -25,6 +25,9 @@ type Key struct {
 	OldUntil time.Time
 }
 
+// LongestGrace is the most that a secret stays good after a rotation.
+const LongestGrace = 30 * 24 * time.Hour
+
 // Keys are API keys, listed oldest first.
 type Keys interface {
 	// CreateKey is sandbox.ErrAlreadyExists where the id or the hash is taken,
@@ -35,7 +38,9 @@ type Keys interface {
 	KeyByHash(ctx context.Context, hash []byte) (Key, error)
 	ListKeys(ctx context.Context) ([]Key, error)
 	RevokeKey(ctx context.Context, id string) error
-	// RotateKey makes hash the key's and the one it had its old one.
+	// RotateKey makes hash the key's and the one it had its old one, good until
+	// oldUntil, at most LongestGrace from now. Older ones stay good for their own
+	// time, but for no longer than that: KeyByHash answers for each with it as OldHash.
 	RotateKey(ctx context.Context, id string, hash []byte, oldUntil time.Time) (Key, error)
 	TouchKey(ctx context.Context, id string, at time.Time) error
 }

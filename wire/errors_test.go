@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -58,6 +59,28 @@ func TestCatalogueAgrees(t *testing.T) {
 	}
 	if n := len(sentinels()); n != len(rows) {
 		t.Errorf("%d sentinels, %d rows in errors.json", n, len(rows))
+	}
+}
+
+// Every reason is in the catalogue below its class. The list is read from the
+// source, so that a new one cannot be forgotten.
+func TestCatalogueHasEveryReason(t *testing.T) {
+	src, err := os.ReadFile("../sandbox/errors.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	catalogue, err := os.ReadFile("../api/errors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons := regexp.MustCompile(`(?m)^\t\w+\s+Reason = "(\w+)"`).FindAllStringSubmatch(string(src), -1)
+	if len(reasons) < 8 {
+		t.Fatalf("only %d reasons found in sandbox/errors.go", len(reasons))
+	}
+	for _, r := range reasons {
+		if !strings.Contains(string(catalogue), `"`+r[1]+`": "`) {
+			t.Errorf("%s is missing from errors.json", r[1])
+		}
 	}
 }
 

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -51,7 +53,14 @@ func (p places) key() string      { return filepath.Join(p.dir, "key") }
 // make lets others pass through but not look: sentries run as nobody and reach
 // their files below.
 func (p places) make() error {
-	if err := os.MkdirAll(p.dir, 0o711); err != nil {
+	err := os.MkdirAll(p.dir, 0o711)
+	if err == nil {
+		// Made by hand or by an older "make start" it may be open to look into.
+		if st, serr := os.Stat(p.dir); serr == nil && st.Mode().Perm()&0o066 != 0 {
+			err = os.Chmod(p.dir, st.Mode().Perm()&0o711)
+		}
+	}
+	if err != nil {
 		e := &sandbox.Error{Class: sandbox.Precondition, Err: err, Hint: "--data takes another directory"}
 		if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
 			e.Hint = "run it as root (sudo); sandboxes need it anyway"
@@ -171,6 +180,21 @@ func firstKey(ctx context.Context, srv *server.Server, db store.Store, at places
 		return err
 	}
 	return writeWhole(at.key(), secret+"\n", 0o600)
+}
+
+// followKey keeps the key file good: where the key in it got another secret, that
+// is written there. Whoever can read the file is this machine's owner, and would
+// be locked out by a rotation from anywhere otherwise.
+func followKey(at places, log *slog.Logger) func(old []byte, secret string) {
+	return func(old []byte, secret string) {
+		b, err := os.ReadFile(at.key())
+		if sum := sha256.Sum256(bytes.TrimSpace(b)); err != nil || !bytes.Equal(sum[:], old) {
+			return // none, or another's
+		}
+		if err := writeWhole(at.key(), secret+"\n", 0o600); err != nil {
+			log.Error("the key file keeps a secret that ends with its grace", "file", at.key(), "err", err)
+		}
+	}
 }
 
 // reap removes every kernel of a data directory whose server does not run. The

@@ -133,7 +133,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 		return err
 	}
 	conf := server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Defaults: defaults,
-		Ports: gate, SecretKeys: sealing, QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
+		Ports: gate, SecretKeys: sealing, KeyRotated: followKey(at, log), QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
 	signer, err := openSSH(c, at)
 	if err != nil {
 		return err

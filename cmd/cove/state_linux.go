@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +59,9 @@ func openState(c cli.ServeConfig, at places) (*node.StateConfig, *local.Store, e
 	}
 	if keys != nil {
 		cfg.Plain, cfg.KeepPlain, cfg.Sealed = at.plainInMemory(), -1, true
+		if err := ownDirectory(cfg.Plain); err != nil {
+			return nil, nil, errors.Join(err, st.Close())
+		}
 		var fsInfo unix.Statfs_t
 		if err := unix.Statfs("/dev/shm", &fsInfo); err != nil || fsInfo.Type != unix.TMPFS_MAGIC {
 			return nil, nil, errors.Join(sandbox.Errorf(sandbox.Precondition, "serve", "/dev/shm is not in memory: encrypted state needs it").
@@ -94,6 +98,24 @@ func (p places) plainInMemory() string {
 	}
 	sum := sha256.Sum256([]byte(dir))
 	return "/dev/shm/cove-" + hex.EncodeToString(sum[:8])
+}
+
+// ownDirectory makes a directory in a place where anybody may make one, and
+// takes one that is there only if it is ours alone: plain state is written there,
+// and whoever made it could read it or lead it elsewhere by a link.
+func ownDirectory(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err == nil || !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	st, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || !st.IsDir() || int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 {
+		return sandbox.Errorf(sandbox.Precondition, "serve", "%s, where state is kept in plain while it is used, was made by somebody else: %s", dir, st.Mode()).
+			WithHint("look what it is and remove it")
+	}
+	return nil
 }
 
 // unmount leaves no volume mounted and no state in memory, once nothing runs.

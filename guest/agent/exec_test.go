@@ -44,6 +44,10 @@ func TestArgsAreLookedUpInTheEffectivePath(t *testing.T) {
 	}
 }
 
+func notExecutable(c sandbox.Class) error {
+	return &sandbox.Error{Class: c, Reason: sandbox.NotExecutable}
+}
+
 func TestWrongSpecsAreRefusedByFieldAndRemembered(t *testing.T) {
 	b := newBox(t)
 	os.WriteFile(filepath.Join(b.root, "work/noexec"), []byte("x"), 0o644)
@@ -57,14 +61,16 @@ func TestWrongSpecsAreRefusedByFieldAndRemembered(t *testing.T) {
 	}{
 		{"nothing to run", sandbox.ProcessSpec{}, sandbox.ErrInvalid, "args"},
 		{"both", sandbox.ProcessSpec{Args: []string{"a"}, Command: "b"}, sandbox.ErrInvalid, "args"},
-		{"no such command", sandbox.ProcessSpec{Args: []string{"no-such-command-here"}}, sandbox.ErrNotFound, "args"},
-		{"no such path", sandbox.ProcessSpec{Args: []string{"/no/such"}}, sandbox.ErrNotFound, "args"},
+		{"no such command", sandbox.ProcessSpec{Args: []string{"no-such-command-here"}}, sandbox.ErrCommandNotFound, "args"},
+		{"no such path", sandbox.ProcessSpec{Args: []string{"/no/such"}}, sandbox.ErrCommandNotFound, "args"},
 		{"no such cwd", sandbox.ProcessSpec{Args: []string{"true"}, Cwd: "/no/such"}, sandbox.ErrInvalid, "cwd"},
 		{"relative cwd", sandbox.ProcessSpec{Args: []string{"true"}, Cwd: "work"}, sandbox.ErrInvalid, "cwd"},
 		{"cwd is a file", sandbox.ProcessSpec{Args: []string{"true"}, Cwd: "/work/noexec"}, sandbox.ErrInvalid, "cwd"},
-		{"not executable", sandbox.ProcessSpec{Args: []string{"./noexec"}}, sandbox.ErrDenied, "args"},
-		{"missing interpreter", sandbox.ProcessSpec{Args: []string{"./script"}}, sandbox.ErrInvalid, "args"},
-		{"no program", sandbox.ProcessSpec{Args: []string{"./data"}}, sandbox.ErrInvalid, "args"},
+		{"not executable", sandbox.ProcessSpec{Args: []string{"./noexec"}}, notExecutable(sandbox.Denied), "args"},
+		{"not executable in PATH", sandbox.ProcessSpec{Args: []string{"noexec"}, Env: map[string]string{"PATH": filepath.Join(b.root, "work")}}, notExecutable(sandbox.Denied), "args"},
+		{"a file for a directory", sandbox.ProcessSpec{Args: []string{"./noexec/x"}}, sandbox.ErrCommandNotFound, "args"},
+		{"missing interpreter", sandbox.ProcessSpec{Args: []string{"./script"}}, notExecutable(sandbox.Invalid), "args"},
+		{"no program", sandbox.ProcessSpec{Args: []string{"./data"}}, notExecutable(sandbox.Invalid), "args"},
 		{"bad env", sandbox.ProcessSpec{Args: []string{"true"}, Env: map[string]string{"A=B": "c"}}, sandbox.ErrInvalid, "env"},
 		{"NUL", sandbox.ProcessSpec{Args: []string{"echo", "a\x00b"}}, sandbox.ErrInvalid, "args"},
 		{"negative timeout", sandbox.ProcessSpec{Args: []string{"true"}, Timeout: -1}, sandbox.ErrInvalid, "timeout"},

@@ -17,7 +17,7 @@ const maxMode = 0o7777
 // inside; descriptors mean the same on every thread, so content is moved and
 // trees are walked outside, and slow work holds none of the few threads.
 func (s *session) file(ep *episode, r wire.Req, body *content) error {
-	p, err := cleanPath("path", r.Path)
+	p, err := ep.path("path", r.Path)
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (s *session) file(ep *episode, r wire.Req, body *content) error {
 		info, err := ep.mkdir(p, opt)
 		return s.reply(wire.Res{File: info}, fileError(p, err))
 	case wire.OpMove:
-		to, err := cleanPath("to", r.To)
+		to, err := ep.path("to", r.To)
 		if err != nil {
 			return err
 		}

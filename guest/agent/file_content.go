@@ -109,10 +109,31 @@ func (ep *episode) write(p string, opt sandbox.WriteOptions, src source) (*sandb
 			return nil, err
 		}
 	}
-	if opt.Atomic {
+	if opt.Atomic && ep.replaceable(p) {
 		return ep.writeAtomic(p, opt, src)
 	}
 	return ep.writeInPlace(p, opt, src)
+}
+
+// replaceable says whether a rename may put a new file at p. A symlink is written
+// through and a device into, as cp does: replacing /dev/null by a file, or a link
+// by what it was to lead to, is what nobody means. Whoever swaps p meanwhile gets
+// what rename(2) does, in his own sandbox.
+func (ep *episode) replaceable(p string) bool {
+	special := false
+	_ = ep.inside(func() error { // an error is the write's to tell
+		dir, name, err := openParent(ep.space, p)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(dir)
+		var st unix.Stat_t
+		if unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
+			special = st.Mode&unix.S_IFMT == unix.S_IFLNK || st.Mode&unix.S_IFMT == unix.S_IFCHR
+		}
+		return nil
+	})
+	return !special
 }
 
 func (ep *episode) writeInPlace(p string, opt sandbox.WriteOptions, src source) (*sandbox.FileInfo, error) {
@@ -126,7 +147,7 @@ func (ep *episode) writeInPlace(p string, opt sandbox.WriteOptions, src source) 
 		// Exclusive first, to know whether the file is new and its owner and
 		// mode ours to set. A dangling symlink exists and has no target: the
 		// third attempt makes it.
-		const base = unix.O_WRONLY | unix.O_NONBLOCK
+		const base = unix.O_WRONLY | unix.O_NONBLOCK | unix.O_NOCTTY
 		fd, err = ep.space.open(p, base|unix.O_CREAT|unix.O_EXCL, 0o600)
 		if created = err == nil; created || err != unix.EEXIST {
 			return err
@@ -145,7 +166,14 @@ func (ep *episode) writeInPlace(p string, opt sandbox.WriteOptions, src source) 
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFCHR: // /dev/null and the like; its mode and owner stay
+		if err := src(func(b []byte) error { return writeAll(fd, b) }); err != nil {
+			return nil, err
+		}
+		return ep.infoFD(p, fd)
+	default:
 		return nil, errNotRegular(p)
 	}
 	var at int64
@@ -184,8 +212,7 @@ func (ep *episode) writeInPlace(p string, opt sandbox.WriteOptions, src source) 
 
 // writeAtomic writes beside the target and renames over it. There is no fsync:
 // the file system lives and dies with the kernel, so only other processes
-// inside can see a half-done write, and the rename hides it from them. A
-// symlink at p is replaced, not followed.
+// inside can see a half-done write, and the rename hides it from them.
 func (ep *episode) writeAtomic(p string, opt sandbox.WriteOptions, src source) (info *sandbox.FileInfo, err error) {
 	var dir, fd int
 	var name, temp string
@@ -262,6 +289,21 @@ func tempName() string {
 	b := make([]byte, 8)
 	rand.Read(b)
 	return ".cove-" + hex.EncodeToString(b)
+}
+
+// writeAll is for what has no offsets.
+func writeAll(fd int, b []byte) error {
+	for len(b) > 0 {
+		n, err := retryEINTR(func() (int, error) { return unix.Write(fd, b) })
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return io.ErrShortWrite
+		}
+		b = b[n:]
+	}
+	return nil
 }
 
 func pwriteAll(fd int, b []byte, at int64) error {

@@ -25,6 +25,15 @@ func cleanPath(field, p string) (string, error) {
 	return path.Clean(p), nil
 }
 
+// path is a path that a caller named; a relative one is below the working
+// directory, as for a process that is started without one.
+func (ep *episode) path(field, p string) (string, error) {
+	if p != "" && p[0] != '/' {
+		p = ep.workdir + "/" + p
+	}
+	return cleanPath(field, p)
+}
+
 // openParent opens the directory that holds p, for a call on the name alone.
 // It runs on a thread inside. "/" is its own parent, under the name ".".
 func openParent(sp Space, p string) (dir int, name string, err error) {

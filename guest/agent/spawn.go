@@ -343,6 +343,7 @@ func (ep *episode) lookProgram(name, searchPath, cwd string) (string, error) {
 		}
 		return ep.space.program(p), nil
 	}
+	found := "" // a file of that name that is no program
 	for dir := range strings.SplitSeq(searchPath, ":") {
 		p := path.Join(cwd, dir, name)
 		if path.IsAbs(dir) {
@@ -351,12 +352,18 @@ func (ep *episode) lookProgram(name, searchPath, cwd string) (string, error) {
 		if len(p) >= maxPath {
 			continue
 		}
+		inside := p
 		if p = ep.space.program(p); executable(p) {
 			return p, nil
 		}
+		if found == "" && unix.Access(p, unix.F_OK) == nil {
+			found = inside
+		}
 	}
-	return "", &sandbox.Error{Class: sandbox.NotFound, Field: "args", Msg: fmt.Sprintf("command not found: %s", clip(name, 200)),
-		Hint: "it is in none of the directories of PATH=" + clip(searchPath, 500)}
+	if found != "" {
+		return "", &sandbox.Error{Class: sandbox.Denied, Reason: sandbox.NotExecutable, Field: "args", Msg: clip(found, 200) + ": permission denied", Hint: "the file is not executable"}
+	}
+	return "", commandNotFound(name, "it is in none of the directories of PATH="+clip(searchPath, 500))
 }
 
 // openTerminal opens a terminal of the container and makes it the child's
@@ -399,6 +406,10 @@ func winsize(s sandbox.TermSize) *unix.Winsize {
 	return w
 }
 
+func commandNotFound(name, hint string) error {
+	return &sandbox.Error{Class: sandbox.NotFound, Reason: sandbox.CommandNotFound, Field: "args", Msg: "command not found: " + clip(name, 200), Hint: hint}
+}
+
 // startError explains why a program that was found did not start.
 func startError(name, program string, err error) error {
 	name = clip(name, 200)
@@ -406,20 +417,20 @@ func startError(name, program string, err error) error {
 	case errors.Is(err, unix.ENOENT):
 		var st unix.Stat_t
 		if unix.Stat(program, &st) == nil {
-			return &sandbox.Error{Class: sandbox.Invalid, Field: "args", Msg: name + ": its interpreter is missing", Hint: "check the #! line, or that the image has the loader the program was built for"}
+			return &sandbox.Error{Class: sandbox.Invalid, Reason: sandbox.NotExecutable, Field: "args", Msg: name + ": its interpreter is missing", Hint: "check the #! line, or that the image has the loader the program was built for"}
 		}
-		return &sandbox.Error{Class: sandbox.NotFound, Field: "args", Msg: "command not found: " + name, Hint: "check the path"}
+		return commandNotFound(name, "check the path")
 	case errors.Is(err, unix.E2BIG), errors.Is(err, unix.ENAMETOOLONG) && len(program) < maxName: // the second is gVisor's word for one long argument
 		return &sandbox.Error{Class: sandbox.TooLarge, Field: "args", Msg: "arguments and environment together are larger than the kernel takes",
 			Hint: "send large content as input or in a file; a single argument may have at most 128 KiB"}
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENAMETOOLONG):
-		return &sandbox.Error{Class: sandbox.NotFound, Field: "args", Msg: "command not found: " + name, Err: err}
+		return commandNotFound(name, "check the path: "+err.Error())
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return &sandbox.Error{Class: sandbox.Denied, Field: "args", Msg: name + ": permission denied", Hint: "the user needs execute permission on the program and access to cwd"}
+		return &sandbox.Error{Class: sandbox.Denied, Reason: sandbox.NotExecutable, Field: "args", Msg: name + ": permission denied", Hint: "the user needs execute permission on the program and access to cwd"}
 	case errors.Is(err, unix.ENOEXEC):
-		return &sandbox.Error{Class: sandbox.Invalid, Field: "args", Msg: name + ": not a program this machine can run", Hint: "a script needs a #! line"}
+		return &sandbox.Error{Class: sandbox.Invalid, Reason: sandbox.NotExecutable, Field: "args", Msg: name + ": not a program this machine can run", Hint: "a script needs a #! line"}
 	case errors.Is(err, unix.EISDIR), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ELIBBAD):
-		return &sandbox.Error{Class: sandbox.Invalid, Field: "args", Msg: name + ": cannot be executed", Err: err}
+		return &sandbox.Error{Class: sandbox.Invalid, Reason: sandbox.NotExecutable, Field: "args", Msg: name + ": cannot be executed", Err: err}
 	}
 	return resourceError(err)
 }

@@ -42,7 +42,7 @@ type watcher struct {
 var errOver = errors.New("watch over")
 
 func (s *session) watch(ep *episode, r wire.Req) error {
-	p, err := cleanPath("path", r.Path)
+	p, err := ep.path("path", r.Path)
 	if err != nil {
 		return err
 	}

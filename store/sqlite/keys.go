@@ -56,9 +56,33 @@ func (s *Store) KeyByHash(ctx context.Context, hash []byte) (store.Key, error) {
 	h := hex.EncodeToString(hash)
 	k, err := scanKey(st.QueryRowContext(ctx, h, h))
 	if errors.Is(err, sql.ErrNoRows) {
+		k, err = s.keyByOlderHash(ctx, h)
+	}
+	if errors.Is(err, sql.ErrNoRows) {
 		return store.Key{}, &sandbox.Error{Class: sandbox.NotFound, Msg: "no such key"}
 	}
 	return k, s.fault(ctx, "key_by_hash", err)
+}
+
+// keyByOlderHash finds the key that had a secret before its last rotation but
+// one. That secret is the key's old one to the caller, with its own end.
+func (s *Store) keyByOlderHash(ctx context.Context, h string) (store.Key, error) {
+	var id string
+	var until int64
+	if err := s.readRow(ctx, `SELECT key_id, until FROM old_secrets WHERE hash = ?`, []any{h}, &id, &until); err != nil {
+		return store.Key{}, err
+	}
+	st, err := s.stmt(ctx, keyColumns+` WHERE id = ?`)
+	if err != nil {
+		return store.Key{}, err
+	}
+	k, err := scanKey(st.QueryRowContext(ctx, id))
+	if err != nil {
+		return store.Key{}, err
+	}
+	k.OldHash, err = hex.DecodeString(h)
+	k.OldUntil = instant(until)
+	return k, err
 }
 
 // ListKeys implements store.Keys, oldest first.
@@ -119,11 +143,25 @@ func (s *Store) RotateKey(ctx context.Context, id string, hash []byte, oldUntil 
 	err = s.write(ctx, "rotate_key", func(t *tx) error {
 		var taken int
 		h := hex.EncodeToString(hash)
-		if err := t.row(`SELECT count(*) FROM api_keys WHERE hash = ? OR old_hash = ?`, []any{h, h}, &taken); err != nil {
+		if err := t.row(`SELECT (SELECT count(*) FROM api_keys WHERE hash = ? OR old_hash = ?) + (SELECT count(*) FROM old_secrets WHERE hash = ?)`, []any{h, h, h}, &taken); err != nil {
 			return err
 		}
 		if taken > 0 {
 			return &sandbox.Error{Class: sandbox.AlreadyExists, Msg: "there is a key with the same secret already"}
+		}
+		// Each secret keeps its own grace, but none outlives this one: a rotation
+		// with no grace ends them all. What a month of grace cannot have left is dropped.
+		for _, q := range []struct {
+			sql  string
+			args []any
+		}{
+			{`INSERT INTO old_secrets (hash, key_id, until) SELECT old_hash, id, old_until FROM api_keys WHERE id = ? AND ? IN (tenant, '*') AND old_hash <> ''`, []any{id, who}},
+			{`UPDATE old_secrets SET until = min(until, ?) WHERE key_id = ? AND EXISTS (SELECT 1 FROM api_keys WHERE id = key_id AND ? IN (tenant, '*'))`, []any{nanos(oldUntil), id, who}},
+			{`DELETE FROM old_secrets WHERE until < ?`, []any{nanos(oldUntil.Add(-store.LongestGrace))}},
+		} {
+			if _, err := t.exec(q.sql, q.args...); err != nil {
+				return err
+			}
 		}
 		n, err := t.exec(`UPDATE api_keys SET old_hash = hash, old_until = ?, hash = ? WHERE id = ? AND ? IN (tenant, '*')`, nanos(oldUntil), h, id, who)
 		if err != nil {

@@ -412,8 +412,27 @@ func rotation(t *testing.T, st store.Store, red, blue context.Context) {
 	if _, err := st.RotateKey(red, "k1", third[:], at(6)); err != nil {
 		t.Fatal(err)
 	}
+	// Each secret has its own grace, also when it is not the last but one.
+	old, err := st.KeyByHash(all(red), k.Hash)
+	if err != nil || old.ID != "k1" || string(old.OldHash) != string(k.Hash) || !old.OldUntil.Equal(at(5)) {
+		t.Error("the secret before the last:", old, err)
+	}
+	_, err = st.RotateKey(red, "k1", next[:], at(7))
+	fails(t, "an older secret again", err, sandbox.ErrAlreadyExists)
+	fourth := sha256.Sum256([]byte("fourth"))
+	if _, err := st.RotateKey(red, "k1", fourth[:], at(2)); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range [][]byte{k.Hash, next[:], third[:]} { // a shorter grace ends them all
+		if got, err := st.KeyByHash(all(red), h); err != nil || got.OldUntil.After(at(2)) {
+			t.Error(got, err)
+		}
+	}
+	if err := st.RevokeKey(red, "k1"); err != nil {
+		t.Fatal(err)
+	}
 	_, err = st.KeyByHash(all(red), k.Hash)
-	fails(t, "the secret before the last", err, sandbox.ErrNotFound)
+	fails(t, "an old secret of a key that is gone", err, sandbox.ErrNotFound)
 }
 
 func ownKeys(t *testing.T, st store.Store, red, blue context.Context) {

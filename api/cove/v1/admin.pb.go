@@ -1537,7 +1537,7 @@ type ErrorDetail struct {
 	Field         string                 `protobuf:"bytes,3,opt,name=field,proto3" json:"field,omitempty"`
 	Hint          string                 `protobuf:"bytes,4,opt,name=hint,proto3" json:"hint,omitempty"`
 	RetryAfterMs  int64                  `protobuf:"varint,5,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
-	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"` // which case of the code, where callers must tell: "port_closed", "port_taken", "asleep", "no_sandbox", "no_lease", "restore_refused"
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"` // which case of the code, where callers must tell: "port_closed", "port_taken", "asleep", "no_sandbox", "no_lease", "command_not_found"; all of them are in api/errors.json
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -31,6 +31,11 @@ def test_the_environment_says_where_the_server_is(monkeypatch: pytest.MonkeyPatc
     assert "cove env" in caught.value.hint
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "key").write_text("from_file\n")
+    with pytest.raises(cove.Unavailable, match="does not run"):
+        cove.Client()  # whoever has its port now does not get its key
+    (tmp_path / "data" / "pid").write_text(f"{os.getpid()}\n")
+    with pytest.raises(cove.Unauthenticated, match="only"):
+        cove.Client(url="http://other:1")
     client = cove.Client()
     assert client.url == "http://127.0.0.1:7777"
     assert ("authorization", "Bearer from_file") in client._settings._unary

@@ -71,6 +71,15 @@ def test_every_code_of_the_catalogue_has_its_class_and_no_other() -> None:
         assert getattr(cove, cls.__name__) is cls
 
 
+def test_a_missing_program_has_a_class_of_its_own_that_old_code_still_catches() -> None:
+    error = errors.make("not_found", "command not found: nope", reason="command_not_found")
+    assert type(error) is cove.CommandNotFound
+    assert isinstance(error, cove.NotFound)
+    assert (error.code, error.reason) == ("not_found", "command_not_found")
+    catalogue = json.loads((Path(__file__).parents[3] / "api" / "errors.json").read_text())
+    assert set(errors.BY_REASON) <= {name for entry in catalogue for name in entry.get("reasons", {})}
+
+
 def test_a_code_of_a_newer_server_stays_readable() -> None:
     error = errors.make("moon_phase", "wrong moon", hint="wait")
     assert type(error) is cove.CoveError

@@ -134,13 +134,14 @@ def error_of_json(body: Mapping[str, Any]) -> CoveError:
     for detail in body.get("details") or ():
         # "debug" may be left out by any server, so only "value" counts.
         if str(detail.get("type", "")).rpartition("/")[2] == "cove.v1.ErrorDetail":
-            code, op, field, hint, retry_after_ms = _decode_error_detail(decode_base64(detail.get("value", "")))
+            code, op, field, hint, reason, retry_after_ms = _decode_error_detail(decode_base64(detail.get("value", "")))
             return errors.make(
                 code or connect_code,
                 message,
                 op=op,
                 field=field,
                 hint=hint,
+                reason=reason,
                 retry_after=retry_after_ms / 1000 if retry_after_ms else None,
             )
     return errors.make(_PLAIN.get(connect_code, connect_code), message)
@@ -155,12 +156,12 @@ def encode_base64(data: bytes) -> str:
     return binascii.b2a_base64(data, newline=False).decode("ascii")
 
 
-def _decode_error_detail(data: bytes) -> tuple[str, str, str, str, int]:
-    """cove.v1.ErrorDetail: strings code, op, field, hint (1-4), int64 retry_after_ms (5).
+def _decode_error_detail(data: bytes) -> tuple[str, str, str, str, str, int]:
+    """cove.v1.ErrorDetail: strings code, op, field, hint (1-4), int64 retry_after_ms (5), string reason (6).
 
     Fields of a newer server are skipped.
     """
-    strings = ["", "", "", ""]
+    strings = {1: "", 2: "", 3: "", 4: "", 6: ""}
     retry_after_ms = 0
     position = 0
     try:
@@ -173,8 +174,8 @@ def _decode_error_detail(data: bytes) -> tuple[str, str, str, str, int]:
                     retry_after_ms = value
             elif kind == 2:
                 length, position = _varint(data, position)
-                if 1 <= number <= 4:
-                    strings[number - 1] = data[position : position + length].decode("utf-8", "replace")
+                if number in strings:
+                    strings[number] = data[position : position + length].decode("utf-8", "replace")
                 position += length
             elif kind == 1:
                 position += 8
@@ -184,7 +185,7 @@ def _decode_error_detail(data: bytes) -> tuple[str, str, str, str, int]:
                 break
     except IndexError:
         pass  # cut short: what was read still helps more than a second error
-    return strings[0], strings[1], strings[2], strings[3], retry_after_ms
+    return strings[1], strings[2], strings[3], strings[4], strings[6], retry_after_ms
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:

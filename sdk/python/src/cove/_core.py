@@ -39,14 +39,14 @@ class Settings:
         clock: Optional[Clock],
     ) -> None:
         self.url = resolve_url(url)
-        self.key = resolve_key(key)
+        self.key = resolve_key(key, self.url)
         self.request_timeout = request_timeout
         self.retry_timeout = retry_timeout
         self.create_timeout = create_timeout
         self.clock = clock or Clock()
         self.reached = False
         """Whether the server has ever answered."""
-        self.key = resolve_key(key)
+        self.key = resolve_key(key, self.url)
         self._base = [
             ("authorization", "Bearer " + self.key),
             ("user-agent", "cove-python/" + VERSION),

@@ -86,7 +86,7 @@ def _walk(directory: str) -> Iterator[tuple[str, str]]:
 def _header(path: str, name: str) -> Optional[tarfile.TarInfo]:
     status = os.lstat(path)
     info = tarfile.TarInfo(name)
-    info.mode = stat.S_IMODE(status.st_mode)
+    info.mode = stat.S_IMODE(status.st_mode) & 0o755  # that others may write is not for elsewhere
     info.mtime = int(status.st_mtime)
     if stat.S_ISREG(status.st_mode):
         info.size = status.st_size

@@ -498,7 +498,7 @@ _async_clients = weakref.WeakKeyDictionary()
 
 
 def _default_name() -> tuple[int, str, str]:
-    return os.getpid(), resolve_url(None), resolve_key(None)
+    return os.getpid(), resolve_url(None), resolve_key(None, resolve_url(None))
 
 
 def default_client() -> Client:

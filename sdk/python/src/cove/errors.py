@@ -1,8 +1,8 @@
 """Errors of the Cove API, one class per code of the catalogue api/errors.json.
 
 Every error carries `code` (stable), `hint` (what you can do about it), `field`
-(the request field, for InvalidArgument), `op` (the operation that failed) and
-`retry_after` (seconds, where the server named a time).
+(the request field, for InvalidArgument), `op` (the operation that failed),
+`reason` (the case of the code, where callers must tell) and `retry_after` (seconds, where the server named a time).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class CoveError(Exception):
         field: str = "",
         op: str = "",
         retry_after: Optional[float] = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -34,6 +35,7 @@ class CoveError(Exception):
         self.hint = hint
         self.field = field
         self.op = op
+        self.reason = reason
         self.retry_after = retry_after
 
     def __str__(self) -> str:
@@ -50,6 +52,10 @@ class NotFound(CoveError):
     """No such sandbox, process, file or key."""
 
     CODE = "not_found"
+
+
+class CommandNotFound(NotFound):
+    """No such program in the sandbox, so nothing ran. A shell says the same by the exit code 127."""
 
 
 class ImageNotFound(NotFound):
@@ -206,6 +212,9 @@ BY_CODE: dict[str, type[CoveError]] = {
 }
 """The class of each code a server can answer with; checked against api/errors.json by a test."""
 
+BY_REASON: dict[str, type[CoveError]] = {"command_not_found": CommandNotFound}
+"""The class of a reason that has one of its own, below that of its code."""
+
 
 def make(
     code: str,
@@ -215,7 +224,8 @@ def make(
     field: str = "",
     op: str = "",
     retry_after: Optional[float] = None,
+    reason: str = "",
 ) -> CoveError:
     """The error of a code. A code of a newer server stays readable in a plain CoveError."""
-    cls = BY_CODE.get(code, CoveError)
-    return cls(message, code=code, hint=hint, field=field, op=op, retry_after=retry_after)
+    cls = BY_REASON.get(reason) or BY_CODE.get(code, CoveError)
+    return cls(message, code=code, hint=hint, field=field, op=op, retry_after=retry_after, reason=reason)

@@ -37,7 +37,7 @@ _MAX_DIRECTORY = 10 << 30
 
 
 class Files:
-    """The files of one sandbox. Paths are absolute."""
+    """The files of one sandbox. A relative path is below the working directory of its image."""
 
     def __init__(self, client: Client, sandbox_id: str) -> None:
         self._client, self._id = client, sandbox_id
@@ -93,9 +93,9 @@ class Files:
         atomic: bool = False,
         parents: bool = True,
     ) -> FileInfo:
-        """Copy a local file in; mode is the local file's unless given."""
+        """Copy a local file in; mode is the local file's unless given, without write bits for others."""
         status = os.stat(local)
-        options = WriteOptions(status.st_mode & 0o777 if mode is None else mode, user, atomic, False, parents)
+        options = WriteOptions(status.st_mode & 0o755 if mode is None else mode, user, atomic, False, parents)
         return self._put(path, options, lambda: read_local(local), status.st_size, repeatable=True)
 
     def _put(
@@ -200,7 +200,7 @@ class Files:
 
 
 class AsyncFiles:
-    """The files of one sandbox. Paths are absolute."""
+    """The files of one sandbox. A relative path is below the working directory of its image."""
 
     def __init__(self, client: AsyncClient, sandbox_id: str) -> None:
         self._client, self._id = client, sandbox_id
@@ -255,9 +255,9 @@ class AsyncFiles:
         atomic: bool = False,
         parents: bool = True,
     ) -> FileInfo:
-        """Copy a local file in; mode is the local file's unless given."""
+        """Copy a local file in; mode is the local file's unless given, without write bits for others."""
         status = os.stat(local)
-        options = WriteOptions(status.st_mode & 0o777 if mode is None else mode, user, atomic, False, parents)
+        options = WriteOptions(status.st_mode & 0o755 if mode is None else mode, user, atomic, False, parents)
         return await self._put(path, options, lambda: off_loop(read_local(local)), status.st_size, repeatable=True)
 
     async def _put(

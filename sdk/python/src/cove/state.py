@@ -126,6 +126,7 @@ def _error(result: Json) -> CoveError:
         op=detail.get("op", ""),
         field=detail.get("field", ""),
         hint=detail.get("hint", ""),
+        reason=detail.get("reason", ""),
         retry_after=retry_after_ms / 1000 if retry_after_ms else None,
     )
 

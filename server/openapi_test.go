@@ -1,0 +1,33 @@
+package server
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/cove-sandbox/cove/internal/openapi"
+)
+
+// What is described is what is served.
+func TestTheDescriptionNamesEveryRoute(t *testing.T) {
+	w := newWorld(t)
+	var described []string
+	for _, r := range openapi.Routes {
+		described = append(described, r.Pattern)
+	}
+	slices.Sort(described)
+	if served := slices.Sorted(maps.Keys(w.server.httpRoutes())); !slices.Equal(described, served) {
+		t.Errorf("served:    %q\ndescribed: %q", served, described)
+	}
+	for schema, typ := range map[string]reflect.Type{"ExecRequest": reflect.TypeFor[execRequest](), "ExecResponse": reflect.TypeFor[execResponse]()} {
+		names := jsonNames(typ)
+		slices.Sort(names)
+		if got := slices.Sorted(slices.Values(openapi.Fields(schema))); !slices.Equal(got, names) {
+			t.Errorf("%s is described with %q and has %q", schema, got, names)
+		}
+	}
+	if resp, body := w.http("GET", "/openapi.json", nil, "Authorization", ""); resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" || len(body) < 10_000 {
+		t.Errorf("%d %.100s", resp.StatusCode, body)
+	}
+}
