@@ -21,11 +21,12 @@
 // be sent again: a read's offset says what has arrived, a write's what is there
 // already.
 //
-// The window is there for gVisor's port forward, which carries these bytes: what
-// does not fit the send buffer of its TCP end, 1 MiB, it drops in the middle of
-// the stream (runsc/boot/portforward, doCopy ignores short writes). The other
-// way is safe: it writes at most 16 KiB at a time to a Unix socket, which takes
-// all of that or nothing.
+// The window is there for gVisor's port forward, which carries these bytes: a
+// kernel of plain gVisor, or of a Cove before the edit that mends it, drops what
+// does not fit the send buffer of its TCP end, 1 MiB, in the middle of the stream
+// (runsc/boot/portforward, doCopy ignored short writes). The other way is safe:
+// it writes at most 16 KiB at a time to a Unix socket, which takes all of that or
+// nothing.
 //
 // User code shares the loopback device with the agent. It can connect, but not
 // sniff or inject (no CAP_NET_RAW, no CAP_NET_ADMIN), so a challenge at the
