@@ -29,6 +29,10 @@ const (
 	// enough to push ours out of the guest's table of strangers; each try is
 	// an independent race that we win almost always.
 	handshakes = 8
+
+	// dialFor bounds a dial: two calls to the kernel, which a sentry that saves
+	// itself may leave waiting for a while.
+	dialFor = 30 * time.Second
 )
 
 // Client is the host's side of the guest protocol. One request at a time runs
@@ -46,6 +50,10 @@ type Client struct {
 	timer   *time.Timer // trims idle; nil when idle is empty
 	closed  bool
 	orphan  bool // by Outlive: its kernel may go, what waits here does not
+
+	doubt    Doubt
+	onSilent func(op string) // nil: nobody counts
+	onHeld   func()          // nil: nobody wakes it
 }
 
 // conn is one connection; proof is pending until the first answer.
@@ -56,7 +64,11 @@ type conn struct {
 	secret []byte // it was or is to be authenticated with
 
 	endless bool // its request is one that runs until something happens; set before it is busy
-	cut     bool // by Park or Rekey; guarded by Client.mu
+
+	// Guarded by Client.mu.
+	cut    bool  // by Park or Rekey
+	lost   bool  // by its watch: what was sent did not arrive
+	failed error // by its watch
 }
 
 type idleConn struct {
@@ -66,7 +78,7 @@ type idleConn struct {
 
 // NewClient makes a client; it dials on first use.
 func NewClient(dial Dialer, secret []byte) *Client {
-	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}, ended: make(chan struct{})}
+	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}, ended: make(chan struct{}), doubt: usualDoubt}
 }
 
 // Container tells the guest which container it serves from now on.
@@ -163,7 +175,8 @@ func (c *Client) Leave(ctx context.Context) error {
 
 // safeToRepeat says that running a request twice is the same as running it
 // once, so that it may be sent again when a kept connection turns out to be
-// dead. A start is: its exec_id runs at most once.
+// dead. A start is: its exec_id runs at most once. The others have an id (withID),
+// but not every guest that was restored from an earlier Cove's checkpoint heeds it.
 func safeToRepeat(r wire.Req) bool {
 	switch r.Op {
 	case wire.OpInput, wire.OpSignal, wire.OpMkdir, wire.OpMove, wire.OpRemove:
@@ -197,8 +210,10 @@ func (c *Client) run(ctx context.Context, r wire.Req, content []byte, resume fun
 	if len(content) > wire.MaxContent {
 		return sandbox.Errorf(sandbox.TooLarge, op, "%d bytes in one call, at most %d", len(content), wire.MaxContent)
 	}
+	r = withID(r)
+	lost, fresh := 0, true
 	for try := 1; ; try++ {
-		cn, err := c.take(ctx, r.Op)
+		cn, err := c.take(ctx, r.Op, fresh)
 		if err != nil {
 			return c.explain(ctx, op, err)
 		}
@@ -211,7 +226,16 @@ func (c *Client) run(ctx context.Context, r wire.Req, content []byte, resume fun
 			if resume != nil {
 				r, content = resume(r, content)
 			}
-			try = 0
+			try, fresh = 0, false
+			continue
+		}
+		if gone, failed := c.gaveUp(cn); failed != nil {
+			return sandbox.WithOp(op, failed)
+		} else if gone && lost < maxLost && ctx.Err() == nil { // the guest that told so knows ids
+			if resume != nil {
+				r, content = resume(r, content)
+			}
+			lost++
 			continue
 		}
 		if !again || try >= handshakes || ctx.Err() != nil {
@@ -237,6 +261,8 @@ func (c *Client) runOn(ctx context.Context, cn *conn, r wire.Req, content []byte
 	ok := false
 	defer func() { c.put(cn, stop() && ok) }()
 	before := cn.Received()
+	unwatch := func() {}
+	defer func() { unwatch() }()
 
 	err = func() error {
 		if !cn.reused {
@@ -247,6 +273,7 @@ func (c *Client) runOn(ctx context.Context, cn *conn, r wire.Req, content []byte
 			}
 			cn.proof = p
 		}
+		unwatch = c.watch(ctx, cn, r.Op)
 		out, err := newSender(cn.Conn, r, content)
 		if err != nil {
 			return err
@@ -321,10 +348,11 @@ func answers(cn *conn, out *sender, on onFrame) error {
 }
 
 // take returns a connection for one request: the most recently used idle one
-// that is still open, or a new one.
-func (c *Client) take(ctx context.Context, op string) (*conn, error) {
+// that is still open, or a new one. fresh says that it was not cut off before:
+// what was is content to wait until somebody wakes the sandbox.
+func (c *Client) take(ctx context.Context, op string, fresh bool) (*conn, error) {
 	for {
-		cn, err := c.takeNow(ctx, op)
+		cn, err := c.takeNow(ctx, op, fresh)
 		if cn != nil || err != nil {
 			return cn, err
 		}
@@ -333,14 +361,17 @@ func (c *Client) take(ctx context.Context, op string) (*conn, error) {
 
 // takeNow is take, or neither if the client was held while it dialled: Park
 // and Rekey look for connections when they hold, and would not find that one.
-func (c *Client) takeNow(ctx context.Context, op string) (*conn, error) {
+func (c *Client) takeNow(ctx context.Context, op string, fresh bool) (*conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	for c.heldFrom(op) {
-		held := c.held
+		held, wake := c.held, c.onHeld
 		c.mu.Unlock()
+		if wake != nil && fresh && wakes(op) {
+			wake()
+		}
 		select {
 		case <-held:
 		case <-ctx.Done():
@@ -368,7 +399,9 @@ func (c *Client) takeNow(ctx context.Context, op string) (*conn, error) {
 	cn := &conn{secret: c.secret, endless: endless(op)}
 	dial := c.dial
 	c.mu.Unlock()
-	nc, err := dial(ctx)
+	dctx, cancel := context.WithTimeout(ctx, dialFor)
+	nc, err := dial(dctx)
+	cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.dialing--

@@ -27,6 +27,37 @@ func (c *Client) Hold() {
 	}
 }
 
+// OnHeld has f called when a request of a user's must wait because of Hold or Park
+// and none under way was cut for it: the sandbox was put to sleep between its
+// caller's wake and its request. f does not block.
+func (c *Client) OnHeld(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.onHeld = f
+}
+
+// wakes says that a request is one that a sandbox wakes for: all that its users
+// make. The node's own, and the callbacks that stand still with it, are not.
+func wakes(op string) bool {
+	switch op {
+	case wire.OpStart, wire.OpAttach, wire.OpInput, wire.OpCloseInput, wire.OpSignal, wire.OpResize, wire.OpProcesses, wire.OpWait,
+		wire.OpRead, wire.OpWrite, wire.OpStat, wire.OpList, wire.OpMkdir, wire.OpMove, wire.OpRemove, wire.OpChmod, wire.OpChown,
+		wire.OpWatch, wire.OpConnect:
+		return true
+	}
+	return false
+}
+
+// Settle is Hold that first lets requests finish that end by themselves, for at
+// most two seconds: a call that was made before the pause is answered, not frozen.
+func (c *Client) Settle(ctx context.Context) error {
+	if err := c.settle(ctx); err != nil {
+		c.Release()
+		return sandbox.Errorf(sandbox.Canceled, "guest.settle", "%w", err)
+	}
+	return nil
+}
+
 // Release ends Hold and Park. It is idempotent.
 func (c *Client) Release() {
 	c.mu.Lock()
