@@ -63,7 +63,8 @@ type conn struct {
 	reused bool
 	secret []byte // it was or is to be authenticated with
 
-	endless bool // its request is one that runs until something happens; set before it is busy
+	endless bool      // its request is one that runs until something happens; set before it is busy
+	start   time.Time // of an exec begun on it; zero for any other request; likewise
 
 	// Guarded by Client.mu.
 	cut    bool  // by Park or Rekey
@@ -386,7 +387,7 @@ func (c *Client) takeNow(ctx context.Context, op string, fresh bool) (*conn, err
 			cn.Close()
 			continue
 		}
-		cn.reused, cn.endless = true, endless(op)
+		cn.reused, cn.endless, cn.start = true, endless(op), startOf(op)
 		c.busy[cn] = struct{}{}
 		c.mu.Unlock()
 		return cn, nil
@@ -396,7 +397,7 @@ func (c *Client) takeNow(ctx context.Context, op string, fresh bool) (*conn, err
 		return nil, net.ErrClosed
 	}
 	c.dialing++
-	cn := &conn{secret: c.secret, endless: endless(op)}
+	cn := &conn{secret: c.secret, endless: endless(op), start: startOf(op)}
 	dial := c.dial
 	c.mu.Unlock()
 	dctx, cancel := context.WithTimeout(ctx, dialFor)
