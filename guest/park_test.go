@@ -237,30 +237,32 @@ func TestAPauseLetsAYoungExecEnd(t *testing.T) {
 		sleep string
 		ends  bool
 	}{{"0.02", true}, {"2", false}} {
-		_, g := newWorld(t)
-		enter(t, g)
-		var over atomic.Bool
-		started, left := make(chan struct{}), make(chan error, 1)
-		ctx, leave := context.WithCancel(t.Context())
-		spec := sandbox.ProcessSpec{ExecID: "e", Args: []string{"sleep", c.sleep}, Stdin: true} // Stdin: its start is told at once
-		go func() {
-			left <- g.Start(ctx, spec, 0, func(ev sandbox.ProcessEvent) error {
-				if ev.Started != nil {
-					close(started)
-				}
-				over.Store(ev.End != nil)
-				return nil
-			})
-		}()
-		<-started
-		if err := g.Settle(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if over.Load() != c.ends {
-			t.Errorf("sleep %s had ended: %v", c.sleep, over.Load())
-		}
-		leave()
-		<-left
-		g.Release()
+		t.Run(c.sleep, func(t *testing.T) {
+			_, g := newWorld(t)
+			enter(t, g)
+			var over atomic.Bool
+			started, left := make(chan struct{}), make(chan error, 1)
+			ctx, leave := context.WithCancel(t.Context())
+			spec := sandbox.ProcessSpec{ExecID: "e", Args: []string{"sleep", c.sleep}, Stdin: true} // Stdin: its start is told at once
+			go func() {
+				left <- g.Start(ctx, spec, 0, func(ev sandbox.ProcessEvent) error {
+					if ev.Started != nil {
+						close(started)
+					}
+					over.Store(ev.End != nil)
+					return nil
+				})
+			}()
+			<-started
+			if err := g.Settle(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if over.Load() != c.ends {
+				t.Errorf("sleep %s had ended: %v", c.sleep, over.Load())
+			}
+			leave()
+			<-left
+			g.Release()
+		})
 	}
 }
