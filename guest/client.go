@@ -51,6 +51,7 @@ type Client struct {
 	closed  bool
 	orphan  bool // by Outlive: its kernel may go, what waits here does not
 
+	young    time.Duration // set before use
 	doubt    Doubt
 	onSilent func(op string) // nil: nobody counts
 	onHeld   func()          // nil: nobody wakes it
@@ -79,7 +80,7 @@ type idleConn struct {
 
 // NewClient makes a client; it dials on first use.
 func NewClient(dial Dialer, secret []byte) *Client {
-	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}, ended: make(chan struct{}), doubt: usualDoubt}
+	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}, ended: make(chan struct{}), doubt: usualDoubt, young: young}
 }
 
 // Container tells the guest which container it serves from now on.

@@ -55,7 +55,7 @@ func wakes(op string) bool {
 // most two seconds: a call that was made before the pause is answered, not frozen.
 // An exec may be such a call; until it is young no more, it is taken for one.
 func (c *Client) Settle(ctx context.Context) error {
-	if err := c.settle(ctx, young); err != nil {
+	if err := c.settle(ctx, c.young); err != nil {
 		c.Release()
 		return sandbox.Errorf(sandbox.Canceled, "guest.settle", "%w", err)
 	}

@@ -235,10 +235,12 @@ func TestFreeze(t *testing.T) {
 func TestAPauseLetsAYoungExecEnd(t *testing.T) {
 	for _, c := range []struct {
 		sleep string
+		young time.Duration
 		ends  bool
-	}{{"0.02", true}, {"2", false}} {
+	}{{"0.02", time.Minute, true}, {"20", time.Millisecond, false}} {
 		t.Run(c.sleep, func(t *testing.T) {
 			_, g := newWorld(t)
+			g.SetYoung(c.young)
 			enter(t, g)
 			var over atomic.Bool
 			started, left := make(chan struct{}), make(chan error, 1)
