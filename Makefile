@@ -36,7 +36,7 @@ GOBUILD := $(GO) build
 
 export DATA LISTEN ALL KEEP
 
-.PHONY: help start stop down restart status build test test-go test-python race lint bench proto deps test-deps clean FORCE
+.PHONY: help start stop down restart status build test test-go test-python race lint bench soak soak-calls soak-ops proto deps test-deps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,6 +132,15 @@ $(TOOLS)/runsc-plain: go.mod go.sum
 bench: build $(VENV)/.test $(TOOLS)/runsc-plain ## measure; prints a table, keeps JSON under bench/results/
 	@scripts/deps.sh server bench
 	@scripts/bench.sh $(BENCH)
+
+# What a soak of calls makes: SOAK_CALLS='-reads 20000 -execs 2000' for a short one.
+SOAK_CALLS ?= -reads 1000000 -execs 200000
+
+soak: soak-calls soak-ops ## hours of load: both of these; fails on any hang, loss or leftover
+
+soak-calls: build ## 1,000,000 reads and 200,000 execs; fails on a hang or a call that was lost (SOAK_CALLS='-reads N -execs N')
+	@$(GOBUILD) -o $(TOOLS)/callsoak ./bench/callsoak
+	@scripts/with-server.sh $(TOOLS)/callsoak $(SOAK_CALLS)
 
 proto: $(GVISOR) $(TOOLS)/buf-$(BUF) $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-connect-go ## regenerate api/ from its protos
 	@cd api && PATH="$(TOOLS):$$PATH" $(TOOLS)/buf-$(BUF) generate && $(TOOLS)/buf-$(BUF) lint

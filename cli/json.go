@@ -221,6 +221,7 @@ type infoJSON struct {
 	Used        capacityJSON `json:"used"`
 	WarmKernels int32        `json:"warm_kernels"`
 	WarmTarget  int32        `json:"warm_target"`
+	LostCalls   int64        `json:"lost_calls"`
 }
 
 // each maps a list, never to null.

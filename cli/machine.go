@@ -260,7 +260,7 @@ func (a *app) infoCmd() *cobra.Command {
 			i := resp.Msg
 			if asJSON {
 				return a.printJSON(infoJSON{URL: api.URL(), Version: i.GetVersion(), Runtime: i.GetRuntime(), Total: toCapacityJSON(i.GetTotal()),
-					Used: toCapacityJSON(i.GetUsed()), WarmKernels: i.GetWarmKernels(), WarmTarget: i.GetWarmTarget()})
+					Used: toCapacityJSON(i.GetUsed()), WarmKernels: i.GetWarmKernels(), WarmTarget: i.GetWarmTarget(), LostCalls: i.GetLostCalls()})
 			}
 			t := &table{}
 			t.row("server", api.URL()+", "+i.GetVersion()+", "+i.GetRuntime())
@@ -269,6 +269,9 @@ func (a *app) infoCmd() *cobra.Command {
 			t.row("memory", formatSize(i.GetUsed().GetMemory())+" of "+formatSize(i.GetTotal().GetMemory()))
 			t.row("disk", formatSize(i.GetUsed().GetDisk())+" of "+formatSize(i.GetTotal().GetDisk()))
 			t.row("warm kernels", fmt.Sprintf("%d of %d", i.GetWarmKernels(), i.GetWarmTarget()))
+			if n := i.GetLostCalls(); n > 0 {
+				t.row("lost calls", fmt.Sprintf("%d, sent again: a fault of Cove's, please report it with the server's log", n))
+			}
 			return t.print(a.Stdout)
 		},
 	}

@@ -29,6 +29,10 @@ const (
 	// enough to push ours out of the guest's table of strangers; each try is
 	// an independent race that we win almost always.
 	handshakes = 8
+
+	// dialFor bounds a dial: two calls to the kernel, which a sentry that saves
+	// itself may leave waiting for a while.
+	dialFor = 30 * time.Second
 )
 
 // Client is the host's side of the guest protocol. One request at a time runs
@@ -46,6 +50,11 @@ type Client struct {
 	timer   *time.Timer // trims idle; nil when idle is empty
 	closed  bool
 	orphan  bool // by Outlive: its kernel may go, what waits here does not
+
+	young    time.Duration // set before use
+	doubt    Doubt
+	onSilent func(op string) // nil: nobody counts
+	onHeld   func()          // nil: nobody wakes it
 }
 
 // conn is one connection; proof is pending until the first answer.
@@ -55,8 +64,13 @@ type conn struct {
 	reused bool
 	secret []byte // it was or is to be authenticated with
 
-	endless bool // its request is one that runs until something happens; set before it is busy
-	cut     bool // by Park or Rekey; guarded by Client.mu
+	endless bool      // its request is one that runs until something happens; set before it is busy
+	start   time.Time // of an exec begun on it; zero for any other request; likewise
+
+	// Guarded by Client.mu.
+	cut    bool  // by Park or Rekey
+	lost   bool  // by its watch: what was sent did not arrive
+	failed error // by its watch
 }
 
 type idleConn struct {
@@ -66,7 +80,7 @@ type idleConn struct {
 
 // NewClient makes a client; it dials on first use.
 func NewClient(dial Dialer, secret []byte) *Client {
-	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}, ended: make(chan struct{})}
+	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}, ended: make(chan struct{}), doubt: usualDoubt, young: young}
 }
 
 // Container tells the guest which container it serves from now on.
@@ -163,7 +177,8 @@ func (c *Client) Leave(ctx context.Context) error {
 
 // safeToRepeat says that running a request twice is the same as running it
 // once, so that it may be sent again when a kept connection turns out to be
-// dead. A start is: its exec_id runs at most once.
+// dead. A start is: its exec_id runs at most once. The others have an id (withID),
+// but not every guest that was restored from an earlier Cove's checkpoint heeds it.
 func safeToRepeat(r wire.Req) bool {
 	switch r.Op {
 	case wire.OpInput, wire.OpSignal, wire.OpMkdir, wire.OpMove, wire.OpRemove:
@@ -197,8 +212,10 @@ func (c *Client) run(ctx context.Context, r wire.Req, content []byte, resume fun
 	if len(content) > wire.MaxContent {
 		return sandbox.Errorf(sandbox.TooLarge, op, "%d bytes in one call, at most %d", len(content), wire.MaxContent)
 	}
+	r = withID(r)
+	lost, fresh := 0, true
 	for try := 1; ; try++ {
-		cn, err := c.take(ctx, r.Op)
+		cn, err := c.take(ctx, r.Op, fresh)
 		if err != nil {
 			return c.explain(ctx, op, err)
 		}
@@ -211,7 +228,16 @@ func (c *Client) run(ctx context.Context, r wire.Req, content []byte, resume fun
 			if resume != nil {
 				r, content = resume(r, content)
 			}
-			try = 0
+			try, fresh = 0, false
+			continue
+		}
+		if gone, failed := c.gaveUp(cn); failed != nil {
+			return sandbox.WithOp(op, failed)
+		} else if gone && lost < maxLost && ctx.Err() == nil { // the guest that told so knows ids
+			if resume != nil {
+				r, content = resume(r, content)
+			}
+			lost++
 			continue
 		}
 		if !again || try >= handshakes || ctx.Err() != nil {
@@ -237,6 +263,8 @@ func (c *Client) runOn(ctx context.Context, cn *conn, r wire.Req, content []byte
 	ok := false
 	defer func() { c.put(cn, stop() && ok) }()
 	before := cn.Received()
+	unwatch := func() {}
+	defer func() { unwatch() }()
 
 	err = func() error {
 		if !cn.reused {
@@ -247,6 +275,7 @@ func (c *Client) runOn(ctx context.Context, cn *conn, r wire.Req, content []byte
 			}
 			cn.proof = p
 		}
+		unwatch = c.watch(ctx, cn, r.Op)
 		out, err := newSender(cn.Conn, r, content)
 		if err != nil {
 			return err
@@ -321,10 +350,11 @@ func answers(cn *conn, out *sender, on onFrame) error {
 }
 
 // take returns a connection for one request: the most recently used idle one
-// that is still open, or a new one.
-func (c *Client) take(ctx context.Context, op string) (*conn, error) {
+// that is still open, or a new one. fresh says that it was not cut off before:
+// what was is content to wait until somebody wakes the sandbox.
+func (c *Client) take(ctx context.Context, op string, fresh bool) (*conn, error) {
 	for {
-		cn, err := c.takeNow(ctx, op)
+		cn, err := c.takeNow(ctx, op, fresh)
 		if cn != nil || err != nil {
 			return cn, err
 		}
@@ -333,14 +363,17 @@ func (c *Client) take(ctx context.Context, op string) (*conn, error) {
 
 // takeNow is take, or neither if the client was held while it dialled: Park
 // and Rekey look for connections when they hold, and would not find that one.
-func (c *Client) takeNow(ctx context.Context, op string) (*conn, error) {
+func (c *Client) takeNow(ctx context.Context, op string, fresh bool) (*conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	for c.heldFrom(op) {
-		held := c.held
+		held, wake := c.held, c.onHeld
 		c.mu.Unlock()
+		if wake != nil && fresh && wakes(op) {
+			wake()
+		}
 		select {
 		case <-held:
 		case <-ctx.Done():
@@ -355,7 +388,7 @@ func (c *Client) takeNow(ctx context.Context, op string) (*conn, error) {
 			cn.Close()
 			continue
 		}
-		cn.reused, cn.endless = true, endless(op)
+		cn.reused, cn.endless, cn.start = true, endless(op), startOf(op)
 		c.busy[cn] = struct{}{}
 		c.mu.Unlock()
 		return cn, nil
@@ -365,10 +398,12 @@ func (c *Client) takeNow(ctx context.Context, op string) (*conn, error) {
 		return nil, net.ErrClosed
 	}
 	c.dialing++
-	cn := &conn{secret: c.secret, endless: endless(op)}
+	cn := &conn{secret: c.secret, endless: endless(op), start: startOf(op)}
 	dial := c.dial
 	c.mu.Unlock()
-	nc, err := dial(ctx)
+	dctx, cancel := context.WithTimeout(ctx, dialFor)
+	nc, err := dial(dctx)
+	cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.dialing--

@@ -33,8 +33,9 @@ func (c *Conn) Close() error {
 func (c *Client) Connect(ctx context.Context, port int) (*Conn, error) {
 	const op = "guest.connect"
 	r := wire.Req{Op: wire.OpConnect, Port: port}
+	lost, fresh := 0, true
 	for try := 1; ; try++ {
-		cn, err := c.take(ctx, r.Op)
+		cn, err := c.take(ctx, r.Op, fresh)
 		if err != nil {
 			return nil, c.explain(ctx, op, err)
 		}
@@ -45,7 +46,11 @@ func (c *Client) Connect(ctx context.Context, port int) (*Conn, error) {
 		var e *sandbox.Error
 		c.put(cn, errors.As(err, &e)) // the guest's own answer: the connection is in step
 		if e == nil && c.wasCut(cn, err) {
-			try = 0
+			try, fresh = 0, false
+			continue
+		}
+		if gone, _ := c.gaveUp(cn); gone && lost < maxLost && ctx.Err() == nil {
+			lost++
 			continue
 		}
 		if !again || try >= handshakes || ctx.Err() != nil {
@@ -62,6 +67,8 @@ func (c *Client) Connect(ctx context.Context, port int) (*Conn, error) {
 func (c *Client) beginStream(ctx context.Context, cn *conn, r wire.Req) (again bool, err error) {
 	stop := context.AfterFunc(ctx, func() { cn.Close() })
 	before := cn.Received()
+	unwatch := func() {}
+	defer func() { unwatch() }()
 	err = func() error {
 		if !cn.reused {
 			cn.SetReadDeadline(time.Now().Add(wire.HandshakeTimeout))
@@ -71,6 +78,7 @@ func (c *Client) beginStream(ctx context.Context, cn *conn, r wire.Req) (again b
 			}
 			cn.proof = p
 		}
+		unwatch = c.watch(ctx, cn, r.Op)
 		if err := cn.WriteJSON(wire.Request, r); err != nil {
 			return err
 		}

@@ -19,7 +19,11 @@ type ListOptions struct {
 func (c *Client) ReadFile(ctx context.Context, path string, offset, length int64) ([]byte, sandbox.FileInfo, error) {
 	var data []byte
 	var res wire.Res
-	err := c.run(ctx, wire.Req{Op: wire.OpRead, Path: path, Offset: offset, Length: length}, nil, nil, func(k wire.Kind, p []byte) (bool, error) {
+	anew := func(r wire.Req, content []byte) (wire.Req, []byte) {
+		data = nil
+		return r, content
+	}
+	err := c.run(ctx, wire.Req{Op: wire.OpRead, Path: path, Offset: offset, Length: length}, nil, anew, func(k wire.Kind, p []byte) (bool, error) {
 		switch k {
 		case wire.Data:
 			if len(data)+len(p) > wire.MaxContent {

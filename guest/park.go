@@ -15,6 +15,9 @@ const (
 	parkGrace = 2 * time.Second
 	// cutGrace is how long it waits for the kernel to let go of a connection.
 	cutGrace = 500 * time.Millisecond
+	// young is what a pause gives an exec from its start to end: most commands take
+	// 10 to 100 ms. One that goes on is frozen, as whoever pauses wants it.
+	young = 300 * time.Millisecond
 )
 
 // Hold makes new requests wait (for Release, their context or Close); those
@@ -25,6 +28,38 @@ func (c *Client) Hold() {
 	if c.held == nil {
 		c.held = make(chan struct{})
 	}
+}
+
+// OnHeld has f called when a request of a user's must wait because of Hold or Park
+// and none under way was cut for it: the sandbox was put to sleep between its
+// caller's wake and its request. f does not block.
+func (c *Client) OnHeld(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.onHeld = f
+}
+
+// wakes says that a request is one that a sandbox wakes for: all that its users
+// make. The node's own, and the callbacks that stand still with it, are not.
+func wakes(op string) bool {
+	switch op {
+	case wire.OpStart, wire.OpAttach, wire.OpInput, wire.OpCloseInput, wire.OpSignal, wire.OpResize, wire.OpProcesses, wire.OpWait,
+		wire.OpRead, wire.OpWrite, wire.OpStat, wire.OpList, wire.OpMkdir, wire.OpMove, wire.OpRemove, wire.OpChmod, wire.OpChown,
+		wire.OpWatch, wire.OpConnect:
+		return true
+	}
+	return false
+}
+
+// Settle is Hold that first lets requests finish that end by themselves, for at
+// most two seconds: a call that was made before the pause is answered, not frozen.
+// An exec may be such a call; until it is young no more, it is taken for one.
+func (c *Client) Settle(ctx context.Context) error {
+	if err := c.settle(ctx, c.young); err != nil {
+		c.Release()
+		return sandbox.Errorf(sandbox.Canceled, "guest.settle", "%w", err)
+	}
+	return nil
 }
 
 // Release ends Hold and Park. It is idempotent.
@@ -44,7 +79,7 @@ func (c *Client) Release() {
 // to the caller. What still runs after a grace, a write to a process that does
 // not read, fails with sandbox.ErrUnavailable.
 func (c *Client) Park(ctx context.Context) error {
-	if err := c.settle(ctx); err != nil {
+	if err := c.settle(ctx, 0); err != nil {
 		c.Release()
 		return sandbox.Errorf(sandbox.Canceled, "guest.park", "%w", err)
 	}
@@ -82,8 +117,9 @@ func (c *Client) Park(ctx context.Context) error {
 	}
 }
 
-// settle is Hold that also waits for requests that end by themselves.
-func (c *Client) settle(ctx context.Context) error {
+// settle is Hold that also waits for requests that end by themselves, and for
+// execs that were begun less than young ago.
+func (c *Client) settle(ctx context.Context, young time.Duration) error {
 	c.mu.Lock()
 	patience := parkGrace
 	if c.held != nil {
@@ -96,9 +132,17 @@ func (c *Client) settle(ctx context.Context) error {
 	for {
 		c.mu.Lock()
 		wait, short := c.ended, c.dialing
+		var grown <-chan time.Time // nil: none is young
 		for cn := range c.busy {
-			if !cn.endless {
+			age := young
+			if !cn.start.IsZero() {
+				age = time.Since(cn.start)
+			}
+			if !cn.endless || age < young {
 				short++
+			}
+			if age < young && grown == nil {
+				grown = time.After(young - age)
 			}
 		}
 		c.mu.Unlock()
@@ -107,6 +151,8 @@ func (c *Client) settle(ctx context.Context) error {
 		}
 		select {
 		case <-wait:
+			continue
+		case <-grown:
 			continue
 		case <-grace.Done():
 		}
@@ -183,6 +229,14 @@ func endless(op string) bool {
 	return false
 }
 
+// startOf is now for a request that begins an exec.
+func startOf(op string) time.Time {
+	if op == wire.OpStart {
+		return time.Now()
+	}
+	return time.Time{}
+}
+
 // Freeze stops the clocks of the deadlines of all processes until Thaw.
 func (c *Client) Freeze(ctx context.Context) error {
 	_, err := c.call(ctx, wire.Req{Op: wire.OpFreeze}, nil)
@@ -215,7 +269,7 @@ func (c *Client) Rekey(ctx context.Context, secret []byte, ct Container, same bo
 	if !held { // who held it releases it
 		defer c.Release()
 	}
-	if err := c.settle(ctx); err != nil {
+	if err := c.settle(ctx, 0); err != nil {
 		return sandbox.Errorf(sandbox.Canceled, "guest.rekey", "%w", err)
 	}
 	c.mu.Lock()

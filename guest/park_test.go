@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -227,5 +228,43 @@ func TestFreeze(t *testing.T) {
 	// On a busy machine it ends late, but the time it was frozen is not its own.
 	if e := <-ended; e.Cause != sandbox.Deadline || e.Duration < spec.Timeout || time.Since(asked)-e.Duration < 2*spec.Timeout {
 		t.Errorf("thawed, it ended after %s as %+v", time.Since(asked), e)
+	}
+}
+
+// An exec that ends soon is let end by a pause; one that does not is frozen.
+func TestAPauseLetsAYoungExecEnd(t *testing.T) {
+	for _, c := range []struct {
+		sleep string
+		young time.Duration
+		ends  bool
+	}{{"0.02", time.Minute, true}, {"20", time.Millisecond, false}} {
+		t.Run(c.sleep, func(t *testing.T) {
+			_, g := newWorld(t)
+			g.SetYoung(c.young)
+			enter(t, g)
+			var over atomic.Bool
+			started, left := make(chan struct{}), make(chan error, 1)
+			ctx, leave := context.WithCancel(t.Context())
+			spec := sandbox.ProcessSpec{ExecID: "e", Args: []string{"sleep", c.sleep}, Stdin: true} // Stdin: its start is told at once
+			go func() {
+				left <- g.Start(ctx, spec, 0, func(ev sandbox.ProcessEvent) error {
+					if ev.Started != nil {
+						close(started)
+					}
+					over.Store(ev.End != nil)
+					return nil
+				})
+			}()
+			<-started
+			if err := g.Settle(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if over.Load() != c.ends {
+				t.Errorf("sleep %s had ended: %v", c.sleep, over.Load())
+			}
+			leave()
+			<-left
+			g.Release()
+		})
 	}
 }

@@ -64,6 +64,7 @@ func (n *Node) hold(ctx context.Context, id string) (b *box, release func(), err
 		}
 	}
 	defer n.mu.Unlock()
+	n.tendLocked(b)
 	b.active++
 	return b, sync.OnceFunc(func() {
 		n.mu.Lock()
@@ -71,6 +72,30 @@ func (n *Node) hold(ctx context.Context, id string) (b *box, release func(), err
 		b.active--
 		b.lastActive = time.Now()
 	}), nil
+}
+
+// tendLocked sees to the calls that will be made to the guest of b: that those
+// which a pause met before they were sent wake it, and that those which get lost
+// are noticed.
+func (n *Node) tendLocked(b *box) {
+	if b.tended == b.kernel {
+		return
+	}
+	b.tended = b.kernel
+	g := b.kernel.Guest()
+	g.OnHeld(func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.goLocked(func() {
+			if err := n.wake(n.ctx, b); err != nil && b.ctx.Err() == nil && n.ctx.Err() == nil {
+				n.log.Warn("a sandbox did not wake for a call that waits", "sandbox", b.id, "err", err)
+			}
+		})
+	})
+	g.OnSilent(func(op string) {
+		n.silent.Add(1)
+		n.log.Warn("a call was lost between node and guest and is sent again", "sandbox", b.id, "call", op)
+	})
 }
 
 // inside is the kernel of a sandbox that is held, for what may change it.

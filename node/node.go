@@ -81,7 +81,8 @@ type Node struct {
 	volumes *volume.Set // nil: none
 	tapes   tapeBook
 	secrets secretBook
-	litter  atomic.Bool // stored content became useless since the last Collect
+	silent  atomic.Int64 // calls lost between node and guest, since Open
+	litter  atomic.Bool  // stored content became useless since the last Collect
 
 	ctx    context.Context // ends what runs in the background, at Close
 	cancel context.CancelCauseFunc
@@ -121,8 +122,9 @@ type box struct {
 	needs      []string      // manifests mounted inside
 	touched    int64         // +1 for all that may change what is inside
 	same       unchanged
-	callbacks  *listener // nil: none
-	active     int       // calls under way
+	callbacks  *listener      // nil: none
+	tended     runtime.Kernel // whose guest's client has its hooks
+	active     int            // calls under way
 	lastActive time.Time
 	end        *sandbox.End
 }
@@ -263,7 +265,7 @@ func (n *Node) Capacity() sandbox.Capacity {
 	defer n.mu.Unlock()
 	used, count := n.ledger.Used()
 	return sandbox.Capacity{Runtime: n.cfg.Driver.Name(), Total: n.ledger.Total(), Used: used,
-		MaxSandboxes: n.ledger.limits.MaxSandboxes, Sandboxes: count, WarmKernels: ready, WarmTarget: target}
+		MaxSandboxes: n.ledger.limits.MaxSandboxes, Sandboxes: count, WarmKernels: ready, WarmTarget: target, LostCalls: n.silent.Load()}
 }
 
 // call counts an API call in, unless the node is closing. The caller must

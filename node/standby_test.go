@@ -555,3 +555,28 @@ func TestACallerLeavesASnapshot(t *testing.T) {
 		}
 	})
 }
+
+// A caller that had the sandbox awake and asks it for something only after a pause
+// has landed is answered: its call wakes the sandbox, hot or cold.
+func TestACallThatAPauseOvertakesWakes(t *testing.T) {
+	for _, cold := range []bool{false, true} {
+		inStateWorld(t, func(t *testing.T, w *world, store *faultyStore) {
+			w.create("a")
+			g, release, err := w.Guest(t.Context(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer release()
+			if err := w.Pause(t.Context(), "a", cold); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			// The kernels of this world may have no guest behind the wire to answer.
+			if _, err := g.Stat(ctx, "/"); ctx.Err() != nil {
+				t.Errorf("cold %v: it waits until its caller gives up: %v", cold, err)
+			}
+			w.expectStandby("a", sandbox.Awake)
+		})
+	}
+}

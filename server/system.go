@@ -21,7 +21,7 @@ func (s systemService) Info(ctx context.Context, r *connect.Request[covev1.InfoR
 			return nil, err
 		}
 		c.Sandboxes, c.Used.MilliCPU, c.Used.Memory, c.Used.Disk = u.Sandboxes, u.MilliCPU, u.Memory, u.Disk
-		c.WarmKernels, c.WarmTarget = 0, 0
+		c.WarmKernels, c.WarmTarget, c.LostCalls = 0, 0, 0
 	}
 	return connect.NewResponse(&covev1.InfoResponse{
 		Version: s.cfg.Version,
@@ -40,6 +40,7 @@ func (s systemService) Info(ctx context.Context, r *connect.Request[covev1.InfoR
 		},
 		WarmKernels: int32(c.WarmKernels),
 		WarmTarget:  int32(c.WarmTarget),
+		LostCalls:   c.LostCalls,
 	}), nil
 }
 

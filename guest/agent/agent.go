@@ -60,6 +60,7 @@ type Agent struct {
 	quiet  *time.Timer // nil unless frugal
 
 	callbacks callbacks
+	answers   answers
 
 	// entering serialises enter and leave.
 	entering sync.Mutex
@@ -70,7 +71,8 @@ type Agent struct {
 	listeners map[net.Listener]struct{}
 	open      map[net.Conn]struct{}
 	strangers []stranger // oldest first
-	episode   *episode   // nil when no container is served
+	sessions  map[string]*wire.Conn
+	episode   *episode // nil when no container is served
 }
 
 // New makes an agent that serves no container yet.
@@ -79,7 +81,7 @@ func New(cfg Config) *Agent {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	a := &Agent{secret: cfg.Secret, space: cfg.Space, log: cfg.Logger, budget: &budget{max: totalLogs},
-		listeners: map[net.Listener]struct{}{}, open: map[net.Conn]struct{}{}}
+		listeners: map[net.Listener]struct{}{}, open: map[net.Conn]struct{}{}, sessions: map[string]*wire.Conn{}}
 	a.callbacks.init(cfg.Logger)
 	if cfg.Frugal {
 		a.quiet = time.AfterFunc(frugalAfter, giveBack)
@@ -156,9 +158,10 @@ func (a *Agent) serve(c net.Conn) {
 	if err := wc.AcceptAuth(secret); err != nil {
 		return
 	}
-	if !a.trust(c, secret) {
+	if !a.trust(c, wc, secret) {
 		return
 	}
+	defer a.leaves(wc)
 	// The proof goes out at once: a client that never saw it knows that its
 	// request was not run.
 	if wc.Flush() != nil {
@@ -195,10 +198,32 @@ func (a *Agent) admit(c net.Conn) bool {
 
 // trust takes a connection authenticated with secret out of the strangers;
 // false if it was pushed out before, or the secret is another by now.
-func (a *Agent) trust(c net.Conn, secret []byte) bool {
+func (a *Agent) trust(c net.Conn, wc *wire.Conn, secret []byte) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.dropStrangerLocked(c) && bytes.Equal(secret, a.secret)
+	if !a.dropStrangerLocked(c) || !bytes.Equal(secret, a.secret) {
+		return false
+	}
+	a.sessions[wc.ID()] = wc
+	return true
+}
+
+func (a *Agent) leaves(wc *wire.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.sessions, wc.ID())
+}
+
+// progress is how far the connection of that name has come; nil if there is none.
+func (a *Agent) progress(id string) *wire.Progress {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	wc := a.sessions[id]
+	if wc == nil {
+		return nil
+	}
+	p := wc.Progress()
+	return &p
 }
 
 func (a *Agent) currentSecret() []byte {

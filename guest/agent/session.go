@@ -18,6 +18,7 @@ type session struct {
 	conn   *wire.Conn
 	frames chan frame
 	ctx    context.Context // ends with the connection
+	answer *answer         // of the request that runs, if it must not run twice; else nil
 }
 
 type frame struct {
@@ -87,7 +88,11 @@ func (s *session) next() error {
 			return errGone
 		}
 	}
-	err = s.dispatch(r, body)
+	if r.ID != "" {
+		err = s.once(r, body)
+	} else {
+		err = s.dispatch(r, body)
+	}
 	s.agent.busy()
 	if errors.Is(err, errGone) {
 		return err
@@ -172,6 +177,9 @@ func (c *content) skip() error { return c.each(func([]byte) error { return nil }
 
 // reply ends a request that succeeded.
 func (s *session) reply(res wire.Res, err error) error {
+	if s.answer != nil {
+		s.answer.set, s.answer.res, s.answer.err = true, res, err
+	}
 	if err != nil {
 		return err
 	}
@@ -186,6 +194,8 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 	switch r.Op {
 	case wire.OpPing:
 		return s.reply(wire.Res{}, nil)
+	case wire.OpProgress:
+		return s.reply(wire.Res{Progress: s.agent.progress(r.Token)}, nil)
 	case wire.OpEnter:
 		return s.reply(wire.Res{}, s.agent.enter(r))
 	case wire.OpPrepare:
@@ -383,7 +393,7 @@ func (s *session) control(ex *exec, r wire.Req, body *content) error {
 		err := ex.withStdin(s.ctx, func(c *child) error {
 			return body.each(func(b []byte) error { _, err := c.stdin.Write(b); return err })
 		})
-		if s.ctx.Err() != nil {
+		if err != nil && s.ctx.Err() != nil {
 			return errGone
 		}
 		return s.reply(wire.Res{}, err)

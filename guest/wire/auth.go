@@ -43,6 +43,7 @@ func (c *Conn) AcceptAuth(secret []byte) error {
 		return ErrAuth
 	}
 	c.SetDeadline(time.Time{})
+	c.setID(p[:nonceSize])
 	return c.Queue(Proof, mac(secret, "agent", nonce, p[:nonceSize]))
 }
 
@@ -62,6 +63,7 @@ func (c *Conn) OfferAuth(secret []byte) (*Prover, error) {
 	}
 	nonce := make([]byte, nonceSize)
 	rand.Read(nonce)
+	c.setID(nonce)
 	if err := c.Queue(Auth, nonce, mac(secret, "client", hello, nonce)); err != nil {
 		return nil, err
 	}

@@ -21,11 +21,17 @@
 // be sent again: a read's offset says what has arrived, a write's what is there
 // already.
 //
-// The window is there for gVisor's port forward, which carries these bytes: what
-// does not fit the send buffer of its TCP end, 1 MiB, it drops in the middle of
-// the stream (runsc/boot/portforward, doCopy ignores short writes). The other
-// way is safe: it writes at most 16 KiB at a time to a Unix socket, which takes
-// all of that or nothing.
+// The window is there for gVisor's port forward, which carries these bytes: a
+// kernel of plain gVisor, or of a Cove before the edit that mends it, drops what
+// does not fit the send buffer of its TCP end, 1 MiB, in the middle of the stream
+// (runsc/boot/portforward, doCopy ignored short writes). The other way is safe:
+// it writes at most 16 KiB at a time to a Unix socket, which takes all of that or
+// nothing.
+//
+// Silence on a connection is normal: a process that runs has nothing to say. Who
+// doubts it asks on another connection how far the guest has come on this one
+// (progress), and compares. What was lost is sent again on a new connection; a
+// request that must not run twice has an id, by which the guest repeats its answer.
 //
 // User code shares the loopback device with the agent. It can connect, but not
 // sniff or inject (no CAP_NET_RAW, no CAP_NET_ADMIN), so a challenge at the
@@ -39,6 +45,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
@@ -89,6 +96,7 @@ const (
 // Req is the header of a request. Which fields matter depends on Op.
 type Req struct {
 	Op string `json:"op"`
+	ID string `json:"id,omitempty"` // of a request that must not run twice, however often it is sent
 
 	InitPID    int      `json:"init_pid,omitempty"` // enter; mount: of the container that has it
 	Env        []string `json:"env,omitempty"`
@@ -106,7 +114,7 @@ type Req struct {
 
 	Port int `json:"port,omitempty"` // connect, listen
 
-	Token string `json:"token,omitempty"` // listen, accept, unlisten: whose listener
+	Token string `json:"token,omitempty"` // listen, accept, unlisten: whose listener; progress: which connection
 	Call  int64  `json:"call,omitempty"`  // call_*: which connection; accept: those after it
 
 	Path   string                `json:"path,omitempty"`
@@ -136,13 +144,15 @@ type Res struct {
 	End       *sandbox.ProcessEnd `json:"end,omitempty"`
 	Processes []sandbox.Process   `json:"processes,omitempty"`
 	Tasks     []sandbox.Task      `json:"tasks,omitempty"`
-	Calls     []int64             `json:"calls,omitempty"` // accept: connections, the oldest first
-	EOF       bool                `json:"eof,omitempty"`   // call_read: nothing comes after this
+	Calls     []int64             `json:"calls,omitempty"`    // accept: connections, the oldest first
+	EOF       bool                `json:"eof,omitempty"`      // call_read: nothing comes after this
+	Progress  *Progress           `json:"progress,omitempty"` // nil: the connection is not known
 }
 
 // Ops of a request.
 const (
 	OpPing       = "ping"
+	OpProgress   = "progress"
 	OpPrepare    = "prepare"
 	OpEnter      = "enter"
 	OpLeave      = "leave"
@@ -194,11 +204,18 @@ type Conn struct {
 	r   *bufio.Reader
 	w   []byte // frame being built; kept small between frames
 	got int64  // bytes of payload and headers read, for the client's retry rule
+
+	id   string // by the handshake
+	in   *counter
+	sent atomic.Int64
 }
 
 // NewConn wraps c. The read buffer is small: an idle sandbox holds several
 // connections, and large payloads are read past it anyway.
-func NewConn(c net.Conn) *Conn { return &Conn{Conn: c, r: bufio.NewReaderSize(c, 2048)} }
+func NewConn(c net.Conn) *Conn {
+	in := &counter{Conn: c}
+	return &Conn{Conn: c, in: in, r: bufio.NewReaderSize(in, 2048)}
+}
 
 // Received is how many bytes have been read so far.
 func (c *Conn) Received() int64 { return c.got }
@@ -252,7 +269,8 @@ func (c *Conn) Flush() error {
 	if len(c.w) == 0 {
 		return nil
 	}
-	_, err := c.Conn.Write(c.w)
+	n, err := c.Conn.Write(c.w)
+	c.sent.Add(int64(n))
 	if cap(c.w) > 16<<10 {
 		c.w = nil
 	} else {

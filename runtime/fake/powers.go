@@ -49,7 +49,12 @@ func (k *kernel) Pause(ctx context.Context) error {
 			return err
 		}
 	}
-	k.guest.Hold()
+	if err := k.guest.Settle(ctx); err != nil {
+		if k.m.guest != nil {
+			err = errors.Join(err, k.guest.Thaw(context.WithoutCancel(ctx)))
+		}
+		return err
+	}
 	k.m.setPaused(true)
 	return nil
 }

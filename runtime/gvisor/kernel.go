@@ -277,12 +277,20 @@ func (k *Kernel) dial(ctx context.Context) (net.Conn, error) {
 	}
 	ours := os.NewFile(uintptr(fds[0]), "guest connection")
 	theirs := os.NewFile(uintptr(fds[1]), "guest connection, sentry end")
-	defer theirs.Close()
 	defer ours.Close() // FileConn duplicates
-	err = k.sb.PortForward(&boot.PortForwardOpts{
-		FilePayload: urpc.FilePayload{Files: []*os.File{theirs}},
-		ContainerID: k.id, Port: guestPort,
-	})
+	forwarded := make(chan error, 1)
+	go func() { // gVisor's call knows no deadline; it ends with the sentry at the latest
+		defer theirs.Close()
+		forwarded <- k.sb.PortForward(&boot.PortForwardOpts{
+			FilePayload: urpc.FilePayload{Files: []*os.File{theirs}},
+			ContainerID: k.id, Port: guestPort,
+		})
+	}()
+	select {
+	case err = <-forwarded:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -75,8 +75,10 @@ func (k *Kernel) Pause(ctx context.Context) (err error) {
 		again()
 		return k.explain(op, err)
 	}
-	k.guest.Hold()
-	if err = k.markPause(false); err == nil {
+	if err = k.guest.Settle(ctx); err == nil {
+		err = k.markPause(false)
+	}
+	if err == nil {
 		err = k.sb.Pause(k.id)
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package runtimetest
 import (
 	"context"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -187,5 +188,53 @@ func (s *suite) testPausedCheckpoint(t *testing.T) {
 		if end, err := k.Guest().Wait(deadline(t), "short"); err != nil || end.ExitCode != 3 {
 			t.Errorf("%d: its process ended as %+v, %v", i, end, err)
 		}
+	}
+}
+
+// A pause lets calls that end by themselves end, and freezes none of them.
+func (s *suite) testPauseAmongCalls(t *testing.T) {
+	d := s.open(t)
+	s.need(t, d, "able to pause", d.Capabilities().Pause)
+	k := s.attached(t, d)
+	var one sync.Mutex // pauses or resumes at a time, as a node has it
+	k.Guest().OnHeld(func() {
+		go func() {
+			one.Lock()
+			defer one.Unlock()
+			if err := k.(runtime.Pauser).Resume(deadline(t)); err != nil {
+				t.Error(err)
+			}
+		}()
+	})
+	defer k.Guest().OnHeld(nil)
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			if _, err := k.Guest().Stat(deadline(t), "/"); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	for range 5 {
+		one.Lock()
+		err := k.(runtime.Pauser).Pause(deadline(t))
+		one.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k.(runtime.Pauser).Paused() { // a call that met the pause resumes it
+			time.Sleep(time.Millisecond)
+		}
+	}
+	close(stop)
+	if err := waitFor(t, "the calls", done); err != nil {
+		t.Error(err)
 	}
 }

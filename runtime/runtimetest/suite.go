@@ -107,6 +107,7 @@ func Run(t *testing.T, f Factory) {
 		{"RestoredAdopt", s.testRestoredAdopt},
 		{"Pause", s.testPause},
 		{"PauseStopsDeadlines", s.testPauseStopsDeadlines},
+		{"PauseAmongCalls", s.testPauseAmongCalls},
 		{"PausedDestroy", s.testPausedDestroy},
 		{"PausedAdopt", s.testPausedAdopt},
 		{"PausedCheckpoint", s.testPausedCheckpoint},

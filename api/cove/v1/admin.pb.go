@@ -1384,6 +1384,7 @@ type InfoResponse struct {
 	Used          *Capacity              `protobuf:"bytes,4,opt,name=used,proto3" json:"used,omitempty"`
 	WarmKernels   int32                  `protobuf:"varint,5,opt,name=warm_kernels,json=warmKernels,proto3" json:"warm_kernels,omitempty"`
 	WarmTarget    int32                  `protobuf:"varint,6,opt,name=warm_target,json=warmTarget,proto3" json:"warm_target,omitempty"`
+	LostCalls     int64                  `protobuf:"varint,7,opt,name=lost_calls,json=lostCalls,proto3" json:"lost_calls,omitempty"` // lost between node and guest and sent again, since the server's start: a fault if not 0. Root only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1456,6 +1457,13 @@ func (x *InfoResponse) GetWarmKernels() int32 {
 func (x *InfoResponse) GetWarmTarget() int32 {
 	if x != nil {
 		return x.WarmTarget
+	}
+	return 0
+}
+
+func (x *InfoResponse) GetLostCalls() int64 {
+	if x != nil {
+		return x.LostCalls
 	}
 	return 0
 }
@@ -1715,7 +1723,7 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\x04prev\x18\n" +
 	" \x01(\tR\x04prev\x12\x12\n" +
 	"\x04hash\x18\v \x01(\tR\x04hash\"\r\n" +
-	"\vInfoRequest\"\xd6\x01\n" +
+	"\vInfoRequest\"\xf5\x01\n" +
 	"\fInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x12'\n" +
@@ -1723,7 +1731,9 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\x04used\x18\x04 \x01(\v2\x11.cove.v1.CapacityR\x04used\x12!\n" +
 	"\fwarm_kernels\x18\x05 \x01(\x05R\vwarmKernels\x12\x1f\n" +
 	"\vwarm_target\x18\x06 \x01(\x05R\n" +
-	"warmTarget\"f\n" +
+	"warmTarget\x12\x1d\n" +
+	"\n" +
+	"lost_calls\x18\a \x01(\x03R\tlostCalls\"f\n" +
 	"\bCapacity\x12\x1c\n" +
 	"\tsandboxes\x18\x01 \x01(\x03R\tsandboxes\x12\x10\n" +
 	"\x03cpu\x18\x02 \x01(\x01R\x03cpu\x12\x16\n" +

@@ -1,11 +1,12 @@
 // Command edits makes the gVisor that bin/runsc is built of: the pinned module
 // with a few places changed, so that a kernel restores in two thirds of the
-// time. What is changed, and what each change brings, is in table.go.
+// time and no call to its guest is lost. What is changed, and what each change
+// brings, is in table.go and table_*.go.
 //
 //	edits MODULE DIR    copy MODULE (as "go list -m" names it) to DIR, changed
 //
-// gVisor is changed only where it costs what cannot be had from outside, and
-// never in what it allows. What plain gVisor wrote is still read; where we write
+// gVisor is changed only where it costs, or loses, what cannot be had from
+// outside, and never in what it allows. What plain gVisor wrote is still read; where we write
 // it otherwise, stateForm in runtime/gvisor counts it. A pin that moves such a
 // place fails here, by name, before anything is built.
 package main
@@ -17,12 +18,16 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
 
 //go:embed add
 var added embed.FS
+
+// all edits, in the order they are made.
+var all = slices.Concat(edits, callsEdits)
 
 func main() {
 	if len(os.Args) != 3 {
@@ -54,7 +59,7 @@ func run(module, dir string) error {
 	if err := copyTree(tmp, module); err != nil {
 		return err
 	}
-	for _, e := range edits {
+	for _, e := range all {
 		if err := e.apply(tmp); err != nil {
 			return err
 		}

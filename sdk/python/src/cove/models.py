@@ -442,6 +442,7 @@ class ServerInfo:
     used: Capacity = field(default_factory=Capacity)
     warm_kernels: int = 0
     warm_target: int = 0
+    lost_calls: int = 0  # lost between node and guest and sent again: a fault if not 0
 
     @classmethod
     def parse(cls, j: Json) -> ServerInfo:
@@ -452,4 +453,5 @@ class ServerInfo:
             used=Capacity.parse(j.get("used") or {}),
             warm_kernels=j.get("warmKernels", 0),
             warm_target=j.get("warmTarget", 0),
+            lost_calls=int(j.get("lostCalls", 0)),
         )
