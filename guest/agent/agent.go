@@ -60,6 +60,7 @@ type Agent struct {
 	quiet  *time.Timer // nil unless frugal
 
 	callbacks callbacks
+	visitors  visitors
 
 	// entering serialises enter and leave.
 	entering sync.Mutex
@@ -304,6 +305,7 @@ func (a *Agent) leaveNow() {
 	if ep != nil {
 		a.callbacks.hangUp() // whoever called is about to be killed
 		ep.leave()
+		a.visitors.hangUp()
 		a.space.leave()
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/cove-sandbox/cove/guest/wire"
@@ -17,8 +18,12 @@ type session struct {
 	agent  *Agent
 	conn   *wire.Conn
 	frames chan frame
-	ctx    context.Context // ends with the connection
+	sink   atomic.Pointer[frameSink] // takes frames instead, once it is there
+	ctx    context.Context           // ends when no more frames come
 }
+
+// frameSink takes a frame in the goroutine that read it; false ends the session.
+type frameSink func(frame) bool
 
 type frame struct {
 	kind wire.Kind
@@ -39,6 +44,12 @@ func (s *session) serve() {
 			k, p, err := s.conn.ReadFrame(wire.MaxFrame)
 			if err != nil {
 				return
+			}
+			if sink := s.sink.Load(); sink != nil {
+				if !(*sink)(frame{k, p}) {
+					return
+				}
+				continue
 			}
 			select {
 			case s.frames <- frame{k, p}:
