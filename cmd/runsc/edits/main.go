@@ -17,12 +17,16 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
 
 //go:embed add
 var added embed.FS
+
+// all edits, in the order they are made.
+var all = slices.Concat(edits, carryEdits)
 
 func main() {
 	if len(os.Args) != 3 {
@@ -54,7 +58,7 @@ func run(module, dir string) error {
 	if err := copyTree(tmp, module); err != nil {
 		return err
 	}
-	for _, e := range edits {
+	for _, e := range all {
 		if err := e.apply(tmp); err != nil {
 			return err
 		}
