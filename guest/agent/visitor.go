@@ -143,11 +143,9 @@ func (v *visitor) carriedBy(s *session, host wire.Mark) error {
 	mark := v.st.Mark()
 	sink := frameSink(v.take)
 	s.sink.Store(&sink) // before the reply, upon which the host sends the first frame
-	err := s.reply(wire.Res{Mark: &mark}, nil)
-	if err == nil {
-		err = v.st.Attach(s.conn, host)
-	}
-	if err != nil {
+	if s.reply(wire.Res{Mark: &mark}, nil) != nil { // cut before it began: there will be a next
+		s.conn.Close()
+	} else if err := v.st.Attach(s.conn, host); err != nil {
 		v.broke(err)
 		s.conn.Close()
 	}
