@@ -38,6 +38,9 @@ func (s *session) connect(ep *episode, r wire.Req) error {
 		return errVisitorGone()
 	default:
 		in, err := dialPort(s.ctx, r.Port)
+		if s.ctx.Err() != nil && err != nil {
+			return errGone // a host that parted from us asks again; it is not to take this for the answer
+		}
 		if err != nil {
 			return err
 		}

@@ -230,3 +230,41 @@ func TestConnectEndsWithoutItsHost(t *testing.T) {
 	}
 	eventually(t, "the guest forgets it", func() bool { return b.agent.Visitors() == 0 })
 }
+
+// Connections that begin and end while checkpoints come and go.
+func TestConnectBeginsAndEndsAmidCheckpoints(t *testing.T) {
+	b := newBox(t)
+	port := listen(t, func(c *net.TCPConn) { _, _ = io.Copy(c, c) })
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 15 {
+				c, err := b.Connect(t.Context(), port)
+				if err != nil {
+					t.Errorf("connect: %v", err)
+					return
+				}
+				_ = c.SetDeadline(time.Now().Add(time.Minute))
+				if _, err := c.Write([]byte("ping")); err != nil {
+					t.Errorf("write: %v", err)
+				}
+				_ = c.CloseWrite()
+				if got, err := io.ReadAll(c); err != nil || string(got) != "ping" {
+					t.Errorf("%q, %v", got, err)
+				}
+				c.Close()
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	for over := false; !over; {
+		checkpoint(t, b)
+		select {
+		case <-done:
+			over = true
+		case <-time.After(time.Duration(rand.IntN(2000)) * time.Microsecond):
+		}
+	}
+	eventually(t, "the guest forgets them", func() bool { return b.agent.Visitors() == 0 })
+}
