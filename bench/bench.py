@@ -16,6 +16,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -409,6 +410,64 @@ def bench_gateway(websockets: int) -> dict[str, Any]:
     }
 
 
+def bench_ports(rounds: int) -> dict[str, Any]:
+    """Small questions to a server in a sandbox, as a database's clients ask: from inside and through port-forward, in turns."""
+    with tempfile.TemporaryDirectory() as tmp:
+        for name in ("portserver", "portload"):
+            subprocess.run(
+                ["go", "build", "-o", f"{tmp}/{name}", f"./bench/{name}"],
+                cwd=REPO,
+                env={**os.environ, "CGO_ENABLED": "0"},
+                check=True,
+            )
+        with Sandbox.create(cpu=2, memory="1GiB") as sb:
+            for name in ("portserver", "portload"):
+                sb.files.write(f"/{name}", Path(f"{tmp}/{name}").read_bytes(), mode=0o755)
+            sb.exec("nohup /portserver 8080 9090 >/dev/null 2>&1 &")
+            sb.wait_port(9090)
+            forward = subprocess.Popen(
+                [f"{REPO}/bin/cove", "port-forward", sb.id, "0:9090"], stderr=subprocess.PIPE, text=True
+            )
+            assert forward.stderr
+            try:
+                addr = forward.stderr.readline().split()[0]
+                inside: dict[int, list[dict[str, Any]]] = {1: [], 8: []}
+                outside: dict[int, list[dict[str, Any]]] = {1: [], 8: []}
+                cpu: dict[int, list[float]] = {1: [], 8: []}
+                for _ in range(rounds):
+                    for n in (1, 8):
+                        flags = f"-clients {n} -for 2s"
+                        inside[n].append(json.loads(sb.exec(f"/portload -lines 127.0.0.1:9090 {flags}").stdout))
+                        before = sb.stats().cpu_time
+                        out = subprocess.run(
+                            [f"{tmp}/portload", "-lines", addr, *flags.split()],
+                            check=True,
+                            capture_output=True,
+                            text=True,
+                        )
+                        outside[n].append(json.loads(out.stdout))
+                        cpu[n].append((sb.stats().cpu_time - before) / outside[n][-1]["requests"])
+            finally:
+                forward.send_signal(signal.SIGINT)
+                forward.wait()
+
+    def share(n: int) -> float:
+        return statistics.median(
+            o["per_second"] / i["per_second"] for i, o in zip(inside[n], outside[n], strict=True)
+        )
+
+    return {
+        "inside": inside,
+        "outside": outside,
+        "figures": {
+            **{f"{n} clients: share of the rate inside": share(n) for n in (1, 8)},
+            **{f"{n} clients: p50 ms": statistics.median(o["p50_ms"] for o in outside[n]) for n in (1, 8)},
+            **{f"{n} clients: CPU of the sandbox, us a request": statistics.median(cpu[n]) * 1e6 for n in (1, 8)},
+        },
+        "checks": [("ports: share of the rate inside, 8 clients", share(8), ">=", 0.1)],
+    }
+
+
 def main() -> int:
     a = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -418,7 +477,7 @@ def main() -> int:
     a.add_argument(
         "--only",
         default="",
-        help="comma-separated: create,exec,api,bytes,live,standby,fork,files,cold,gateway",
+        help="comma-separated: create,exec,api,bytes,live,standby,fork,files,cold,gateway,ports",
     )
     a.add_argument(
         "--cold", type=int, default=2000, help="how many sandboxes in cold standby"
@@ -445,6 +504,7 @@ def main() -> int:
         "files": lambda: bench_files(args.rounds),
         "cold": lambda: bench_cold(args.cold, args.data),
         "gateway": lambda: bench_gateway(2000),
+        "ports": lambda: bench_ports(max(3, args.rounds // 5)),
     }
     only = [s for s in args.only.split(",") if s] or list(all_)
     results: dict[str, Any] = {

@@ -41,7 +41,7 @@ func program(t *testing.T, name string) string {
 	return out
 }
 
-// withServer is a sandbox with portserver on port 8080, up.
+// withServer is a sandbox with portserver, up: HTTP on port 8080, an echo on 9090.
 func withServer(t *testing.T, w *world.World, spec sandbox.Spec) *world.Box {
 	t.Helper()
 	b := w.Create(t, spec)
@@ -53,7 +53,7 @@ func withServer(t *testing.T, w *world.World, spec sandbox.Spec) *world.Box {
 	if err := w.Client().Upload(t.Context(), b.ID, "/portserver", bin, -1, sandbox.WriteOptions{Mode: 0o755}); err != nil {
 		t.Fatal(err)
 	}
-	b.Must(t, "nohup /portserver 8080 >/tmp/log 2>&1 &")
+	b.Must(t, "nohup /portserver 8080 9090 >/tmp/log 2>&1 &")
 	ready(t, w, b.ID, 8080)
 	return b
 }
@@ -102,6 +102,29 @@ func fetch(t *testing.T, method, url, path string, body io.Reader, header ...str
 		t.Fatal(err)
 	}
 	return res, b
+}
+
+// portForward runs "cove port-forward" until ctx ends and returns where it
+// listens.
+func portForward(ctx context.Context, t *testing.T, w *world.World, id string, port int) (addr string) {
+	t.Helper()
+	c := exec.CommandContext(ctx, testbin.Cove(t), "port-forward", id, "0:"+strconv.Itoa(port))
+	c.Env = append(os.Environ(), "COVE_URL="+w.URL(), "COVE_KEY="+w.Key())
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	stderr, err := c.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Wait() })
+	line, err := bufio.NewReader(stderr).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, _, _ = strings.Cut(line, " ")
+	return addr
 }
 
 // TestGateway reaches servers in real sandboxes.
@@ -192,21 +215,7 @@ func TestGateway(t *testing.T) {
 	t.Run("port-forward", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		c := exec.CommandContext(ctx, testbin.Cove(t), "port-forward", b.ID, "0:8080")
-		c.Env = append(os.Environ(), "COVE_URL="+w.URL(), "COVE_KEY="+w.Key())
-		c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
-		stderr, err := c.StderrPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
-		line, err := bufio.NewReader(stderr).ReadString('\n')
-		addr, _, _ := strings.Cut(line, " ")
-		if err != nil {
-			t.Fatal(err)
-		}
+		addr := portForward(ctx, t, w, b.ID, 8080)
 		if res, body := fetch(t, "GET", "http://"+addr, "/", nil); res.StatusCode != 200 || string(body) != "hello\n" {
 			t.Errorf("%d %s", res.StatusCode, body)
 		}
@@ -220,41 +229,6 @@ func TestGateway(t *testing.T) {
 		_ = nc.(*net.TCPConn).CloseWrite()
 		if got, err := io.ReadAll(nc); err != nil || !bytes.HasSuffix(got, []byte("hello\n")) {
 			t.Errorf("%q %v", got, err)
-		}
-		cancel()
-		_ = c.Wait()
-	})
-	// A stream stands still while its sandbox is paused, and ends at a memory
-	// snapshot; the next request finds a server that knows nothing of it.
-	t.Run("streams over a pause and a snapshot", func(t *testing.T) {
-		s, err := w.Client().ConnectPort(t.Context(), b.ID, 8080)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
-		if _, err := w.Client().Sandboxes.Pause(t.Context(), connect.NewRequest(&covev1.PauseRequest{Id: b.ID})); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.WriteString(s, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Client().Sandboxes.Resume(t.Context(), connect.NewRequest(&covev1.ResumeRequest{Id: b.ID})); err != nil {
-			t.Fatal(err)
-		}
-		in := bufio.NewReader(s)
-		res, err := http.ReadResponse(in, nil)
-		if err != nil {
-			t.Fatalf("after the pause: %v", err)
-		}
-		if body, err := io.ReadAll(res.Body); err != nil || string(body) != "hello\n" {
-			t.Fatalf("after the pause: %q %v", body, err)
-		}
-		ran(w.CLI(t, "snapshot", "create", b.ID)).want(t, 0)
-		if rest, err := io.ReadAll(in); len(rest) > 0 {
-			t.Errorf("a stream that was cut brings %q, %v", rest, err)
-		}
-		if res, body := fetch(t, "GET", url, "/", nil); res.StatusCode != 200 || string(body) != "hello\n" {
-			t.Errorf("after the snapshot: %d %s", res.StatusCode, body)
 		}
 	})
 	t.Run("readiness", func(t *testing.T) {

@@ -2,46 +2,60 @@ package guest
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/cove-sandbox/cove/guest/wire"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-// Conn is a byte stream to a port inside. It ends when its sandbox does, and at
-// a checkpoint, since the other end of it is part of that; it stands still while
-// the kernel is paused.
-type Conn struct {
-	*wire.Stream
-	done func()
-}
-
-// Close ends both directions. It is idempotent.
-func (c *Conn) Close() error {
-	err := c.Stream.Close()
-	c.done()
-	return err
-}
+// Conn is a byte stream to a port inside. It ends when its sandbox or its episode
+// does. It stands still while the kernel is paused, and while it is checkpointed
+// or asleep on disk, and then goes on where it was: the other end waits in the
+// guest, which Park parts it from and Release lets it find again.
+type Conn struct{ *wire.Stream }
 
 // Connect opens a stream to a TCP port inside. Where nothing listens it is
 // sandbox.ErrPortClosed. The context is of the connect only.
 func (c *Client) Connect(ctx context.Context, port int) (*Conn, error) {
-	const op = "guest.connect"
-	r := wire.Req{Op: wire.OpConnect, Port: port}
-	lost, fresh := 0, true
+	var id [16]byte // nobody else can name it, not even who has the guest's secret
+	_, _ = rand.Read(id[:])
+	r := wire.Req{Op: wire.OpConnect, Port: port, Token: hex.EncodeToString(id[:])}
+	cn, res, err := c.join(ctx, r, true)
+	if err != nil {
+		return nil, c.explain(ctx, "guest.connect", err)
+	}
+	st := wire.NewStream()
+	resumes := res.Mark != nil
+	if !resumes {
+		st.Plain()
+		res.Mark = &wire.Mark{}
+	}
+	if err := st.Attach(cn.Conn, *res.Mark); err != nil {
+		c.put(cn, false)
+		return nil, sandbox.Errorf(sandbox.Internal, "guest.connect", "%w", err)
+	}
+	go c.carry(st, cn, r, resumes)
+	return &Conn{st}, nil
+}
+
+// join sends a connect until a connection has its reply, which is then of a
+// stream. A connect may be sent twice: its token is that of one stream. One that
+// goes on is not fresh: it wakes nobody, its bytes do.
+func (c *Client) join(ctx context.Context, r wire.Req, fresh bool) (cn *conn, res wire.Res, err error) {
+	lost := 0
 	for try := 1; ; try++ {
-		cn, err := c.take(ctx, r.Op, fresh)
-		if err != nil {
-			return nil, c.explain(ctx, op, err)
+		if cn, err = c.take(ctx, r.Op, fresh); err != nil {
+			return nil, res, err
 		}
-		again, err := c.beginStream(ctx, cn, r)
+		again, err := c.beginStream(ctx, cn, r, &res)
 		if err == nil {
-			return c.stream(cn), nil
+			return cn, res, nil
 		}
 		var e *sandbox.Error
 		c.put(cn, errors.As(err, &e)) // the guest's own answer: the connection is in step
@@ -54,7 +68,7 @@ func (c *Client) Connect(ctx context.Context, port int) (*Conn, error) {
 			continue
 		}
 		if !again || try >= handshakes || ctx.Err() != nil {
-			return nil, c.explain(ctx, op, err)
+			return nil, res, err
 		}
 		select {
 		case <-ctx.Done():
@@ -64,7 +78,7 @@ func (c *Client) Connect(ctx context.Context, port int) (*Conn, error) {
 }
 
 // beginStream runs the request up to its reply. again as for runOn.
-func (c *Client) beginStream(ctx context.Context, cn *conn, r wire.Req) (again bool, err error) {
+func (c *Client) beginStream(ctx context.Context, cn *conn, r wire.Req, res *wire.Res) (again bool, err error) {
 	stop := context.AfterFunc(ctx, func() { cn.Close() })
 	before := cn.Received()
 	unwatch := func() {}
@@ -104,7 +118,7 @@ func (c *Client) beginStream(ctx context.Context, cn *conn, r wire.Req) (again b
 			cn.Close()
 			return unexpected(r.Op, k)
 		}
-		return nil
+		return json.Unmarshal(p, res)
 	}()
 	if !stop() && err == nil {
 		err = ctx.Err()
@@ -115,31 +129,69 @@ func (c *Client) beginStream(ctx context.Context, cn *conn, r wire.Req) (again b
 	return cn.proof != nil || cn.Received() == before, err
 }
 
-// stream makes a stream of a connection that has had its reply. It stays among
-// the busy ones, for Park and Close to find.
-func (c *Client) stream(cn *conn) *Conn {
-	st := wire.NewStream(cn.Conn)
-	done := sync.OnceFunc(func() { c.put(cn, false) })
-	go func() { // ends with the connection
-		defer done()
-		for {
-			k, p, err := cn.ReadFrame(wire.MaxData)
-			if err == nil {
-				err = st.Feed(k, p)
+// carry moves a stream from one connection to the next until it is over. The
+// connection stays among the busy ones, for Park and Close to find.
+func (c *Client) carry(st *wire.Stream, cn *conn, r wire.Req, resumes bool) {
+	for breaks := 0; ; {
+		over, err := c.feed(st, cn)
+		st.Detach(cn.Conn)
+		cut := c.wasCut(cn, err)
+		c.put(cn, false)
+		switch {
+		case over:
+			st.Fail(err)
+			return
+		case cut && resumes:
+		// The guest ends the connection of a stream that we closed. Otherwise it
+		// is not its part to end one: a few times that may be a mishap.
+		case st.Closed() || !resumes || breaks >= handshakes:
+			st.Fail(cutOff(err))
+			return
+		default:
+			breaks++
+		}
+		mark := st.Mark()
+		r.Mark = &mark
+		var res wire.Res
+		if cn, res, err = c.join(context.Background(), r, false); err == nil {
+			if res.Mark == nil {
+				res.Mark = &wire.Mark{}
 			}
-			if err != nil {
-				st.Fail(cutOff(err))
-				return
+			if err = st.Attach(cn.Conn, *res.Mark); err != nil {
+				c.put(cn, false)
 			}
 		}
-	}()
-	return &Conn{Stream: st, done: done}
+		if err != nil {
+			st.Fail(cutOff(err))
+			return
+		}
+	}
+}
+
+// feed hands frames to a stream until the connection ends, or the guest says that
+// the stream is over.
+func (c *Client) feed(st *wire.Stream, cn *conn) (over bool, err error) {
+	for {
+		k, p, err := cn.ReadFrame(wire.MaxData)
+		if err != nil {
+			return false, err
+		}
+		if k == wire.Over {
+			if err = wire.ParseOver(p); err == nil {
+				err = io.ErrUnexpectedEOF
+			}
+			return true, cutOff(err)
+		}
+		if err := st.Feed(k, p); err != nil {
+			return true, cutOff(err)
+		}
+	}
 }
 
 // cutOff is what a reader or writer sees of a connection that ended without
 // having been shut.
 func cutOff(err error) error {
-	if err == io.EOF || errors.Is(err, net.ErrClosed) {
+	if err == nil || err == io.EOF || errors.Is(err, net.ErrClosed) {
 		err = io.ErrUnexpectedEOF
 	}
 	return sandbox.Errorf(sandbox.Unavailable, "guest.connect", "the stream into the sandbox was cut: %w", err)

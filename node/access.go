@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"net"
 	"os"
 	"sync"
 	"time"
@@ -157,20 +156,4 @@ func (n *Node) Stats(ctx context.Context, id string) (sandbox.Stats, error) {
 		return sandbox.Stats{DiskUsed: cold.Stored}, nil
 	}
 	return k.Stats(ctx)
-}
-
-// Dial opens a byte stream to a TCP port inside a sandbox, which is woken for
-// it, and keeps it active until release is called. The stream may be used
-// beyond that: it then ends when the sandbox goes to sleep on disk.
-func (n *Node) Dial(ctx context.Context, id string, port int) (c net.Conn, release func(), err error) {
-	b, release, err := n.hold(ctx, id)
-	if err != nil {
-		return nil, nil, err
-	}
-	gc, err := n.inside(b).Guest().Connect(ctx, port)
-	if err != nil {
-		release()
-		return nil, nil, err
-	}
-	return gc, release, nil
 }

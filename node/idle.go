@@ -53,7 +53,7 @@ func (n *Node) armLocked(b *box) {
 			at = cold
 		}
 	case b.sb.Standby == sandbox.Awake && d > 0:
-		if idle := b.lastActive.Add(d); at.IsZero() || idle.Before(at) {
+		if idle := b.activeLocked().Add(d); at.IsZero() || idle.Before(at) {
 			at = idle
 		}
 	}
@@ -89,7 +89,7 @@ func (n *Node) due(id string) {
 		b.lastActive = now
 	}
 	d := b.sb.Spec.IdleTimeout
-	if d <= 0 || now.Before(b.lastActive.Add(d)) {
+	if d <= 0 || now.Before(b.activeLocked().Add(d)) {
 		n.armLocked(b)
 		return
 	}
@@ -127,7 +127,7 @@ func (n *Node) checkIdle(b *box) {
 	if in.ended.After(b.lastActive) && in.ended.Before(now) {
 		b.lastActive = in.ended
 	}
-	if b.active == 0 && !now.Before(b.lastActive.Add(d)) {
+	if b.active == 0 && !now.Before(b.activeLocked().Add(d)) {
 		if b.sb.Spec.OnIdle == sandbox.IdlePause {
 			n.goLocked(func() { n.pauseIdle(b) })
 			return

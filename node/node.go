@@ -109,6 +109,8 @@ type box struct {
 	ready     chan struct{}           // closed when created, or gone without having been
 	gone      chan struct{}           // closed when nothing is left
 	stuck     chan struct{}           // closed when Destroy failed and is being retried
+	asleep    atomic.Bool             // sb.Standby is not Awake: for who asks with every write
+	heard     atomic.Int64            // when a connection from outside last brought bytes, in Unix nanoseconds
 
 	// Guarded by Node.mu. kernel, standby and cold change only for who also has
 	// op; container and image too.

@@ -116,6 +116,7 @@ func (n *Node) freeze(b *box, busy, idled bool) error {
 func (n *Node) standLocked(b *box, s sandbox.Standby, idled bool) {
 	now := time.Now()
 	b.sb.Standby, b.since, b.idled = s, now, idled
+	b.asleep.Store(s != sandbox.Awake)
 	if s == sandbox.Awake {
 		b.lastActive = now
 	}

@@ -221,26 +221,39 @@ func (s *Server) connectPort(w http.ResponseWriter, r *http.Request) error {
 	_ = client.SetDeadline(time.Time{})
 	// What the client sent right behind its request is in net/http's buffer.
 	early, _ := buffered.Reader.Peek(buffered.Reader.Buffered())
-	join(ctx, client, io.MultiReader(strings.NewReader(string(early)), client), inside)
+	join(client, io.MultiReader(strings.NewReader(string(early)), client), inside)
 	return nil
 }
 
-// join copies both ways until both have ended or one has failed.
-func join(ctx context.Context, client net.Conn, from io.Reader, inside net.Conn) {
+// join copies both ways until both have ended or one has failed, which the other
+// side then sees as what it is.
+func join(client net.Conn, from io.Reader, inside net.Conn) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if _, err := io.Copy(inside, from); err != nil || closeWrite(inside) != nil {
-			client.Close()
-			inside.Close()
+			client.Close() // if it is there, it gets what it was sent
+			breakOff(inside)
 		}
 	})
 	wg.Go(func() {
 		if _, err := io.Copy(client, inside); err != nil || closeWrite(client) != nil {
-			client.Close()
-			inside.Close()
+			breakOff(client)
+			breakOff(inside)
 		}
 	})
 	wg.Wait()
+}
+
+// breakOff closes a connection so that its other end does not take it for an end
+// in order.
+func breakOff(c net.Conn) {
+	switch c := c.(type) {
+	case *net.TCPConn:
+		_ = c.SetLinger(0)
+	case interface{ Abort(why error) error }:
+		_ = c.Abort(nil)
+	}
+	c.Close()
 }
 
 func closeWrite(c net.Conn) error {

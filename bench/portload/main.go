@@ -3,6 +3,7 @@
 //
 //	portload -for 10s -clients 16 URL
 //	portload -websockets 2000 URL        opens them, asks each once, holds them until stdin ends
+//	portload -lines HOST:PORT            lines to an echo and back, as a database's clients ask
 package main
 
 import (
@@ -12,6 +13,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -26,8 +28,18 @@ func main() {
 	length := flag.Duration("for", 10*time.Second, "how long")
 	clients := flag.Int("clients", 16, "at once")
 	sockets := flag.Int("websockets", 0, "instead: hold so many")
+	lines := flag.String("lines", "", "instead: ask the echo at this address")
 	slow := flag.Int("slow", 0, "beside it, clients of /zeros that do not read")
 	flag.Parse()
+	if *lines != "" {
+		out, err := ask(*lines, *clients, *length)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		_ = json.NewEncoder(os.Stdout).Encode(out)
+		return
+	}
 	u, err := url.Parse(flag.Arg(0))
 	if err != nil || u.Host == "" {
 		fmt.Fprintln(os.Stderr, "portload [flags] URL")
@@ -88,23 +100,63 @@ func (l *load) requests(clients, slow int, length time.Duration) (report, error)
 		}
 		defer res.Body.Close() // never read
 	}
+	return measure(clients, length, func() (func() error, error) {
+		return func() error {
+			res, err := l.get(ctx, "/")
+			if err != nil {
+				return err
+			}
+			defer res.Body.Close()
+			if res.StatusCode != http.StatusOK {
+				return fmt.Errorf("status %d", res.StatusCode)
+			}
+			_, err = io.Copy(io.Discard, res.Body)
+			return err
+		}, nil
+	})
+}
+
+// ask has every client send a line on a connection of its own, and the next when
+// the answer has come.
+func ask(addr string, clients int, length time.Duration) (report, error) {
+	return measure(clients, length, func() (func() error, error) {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			return nil, err
+		}
+		in := bufio.NewReader(c)
+		line := []byte("select balance from accounts where id = 4711 and not frozen\n")
+		return func() error {
+			if _, err := c.Write(line); err != nil {
+				return err
+			}
+			_, err := in.ReadSlice('\n')
+			return err
+		}, nil
+	})
+}
+
+// measure has every client do one thing after another for so long.
+func measure(clients int, length time.Duration, client func() (once func() error, err error)) (report, error) {
 	var mu sync.Mutex
 	var took []time.Duration
 	errs := 0
+	once := make([]func() error, clients)
+	for i := range once {
+		var err error
+		if once[i], err = client(); err != nil {
+			return report{}, err
+		}
+	}
 	began := time.Now()
 	var wg sync.WaitGroup
-	for range clients {
+	for _, once := range once {
 		wg.Go(func() {
 			var mine []time.Duration
 			bad := 0
 			for time.Since(began) < length {
 				at := time.Now()
-				res, err := l.get(ctx, "/")
-				if err == nil {
-					_, err = io.Copy(io.Discard, res.Body)
-					res.Body.Close()
-				}
-				if err != nil || res.StatusCode != http.StatusOK {
+				if err := once(); err != nil {
 					bad++
 				} else {
 					mine = append(mine, time.Since(at))

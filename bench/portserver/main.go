@@ -1,12 +1,16 @@
 // Command portserver is the small server that tests and the benchmark put into a
-// sandbox to reach it through the gateway.
+// sandbox to reach it from outside.
+//
+//	portserver PORT [ECHO]        HTTP on PORT, and lines that come back on ECHO
 package main
 
 import (
+	"bufio"
 	"crypto/sha256"
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"os"
 	"strconv"
@@ -50,5 +54,36 @@ func main() {
 			}
 		}
 	})
+	if len(os.Args) > 2 {
+		ln, err := net.Listen("tcp", "127.0.0.1:"+os.Args[2])
+		if err != nil {
+			log.Fatal(err)
+		}
+		go echo(ln)
+	}
 	log.Fatal(http.ListenAndServe("127.0.0.1:"+os.Args[1], mux))
+}
+
+// echo answers every line with the number of it on its connection and itself:
+// who is asked for the third time knows of the first two.
+func echo(ln net.Listener) {
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			log.Fatal(err)
+		}
+		go func() {
+			defer c.Close()
+			in := bufio.NewReader(c)
+			for n := 1; ; n++ {
+				line, err := in.ReadString('\n')
+				if err != nil {
+					return
+				}
+				if _, err := fmt.Fprintf(c, "%d %s", n, line); err != nil {
+					return
+				}
+			}
+		}()
+	}
 }

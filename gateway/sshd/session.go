@@ -182,7 +182,7 @@ func (ss *session) run(ctx context.Context, m Machine, spec sandbox.ProcessSpec)
 	err := m.Start(ctx, spec, 0, func(ev sandbox.ProcessEvent) error {
 		switch {
 		case ev.Started != nil:
-			wg.Go(func() { ss.input(ctx, m) })
+			wg.Go(func() { ss.input(ctx) })
 		case ev.Output != nil:
 			var w io.Writer = ss.ch
 			if ev.Output.Stream == sandbox.Stderr {
@@ -222,12 +222,21 @@ func (ss *session) tell(end *sandbox.ProcessEnd) {
 	_, _ = ss.ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{status}))
 }
 
-// input carries what the client types, and its end.
-func (ss *session) input(ctx context.Context, m Machine) {
+// input carries what the client types, and its end. Either wakes a sandbox that
+// was put to sleep under the session.
+func (ss *session) input(ctx context.Context) {
 	buf := make([]byte, inputChunk)
+	awake := func(f func(Machine) error) error {
+		m, release, err := ss.s.cfg.Backend.Machine(ctx, ss.id)
+		if err != nil {
+			return err
+		}
+		defer release()
+		return f(m)
+	}
 	for {
 		n, err := ss.ch.Read(buf)
-		if n > 0 && m.SendInput(ctx, ss.exec, buf[:n]) != nil {
+		if n > 0 && awake(func(m Machine) error { return m.SendInput(ctx, ss.exec, buf[:n]) }) != nil {
 			// The process has closed its stdin or ended: the rest is of no use, but
 			// taken, since the client's window must not close under its output.
 			_, _ = io.Copy(io.Discard, ss.ch)
@@ -235,7 +244,7 @@ func (ss *session) input(ctx context.Context, m Machine) {
 		}
 		if err != nil {
 			if err == io.EOF {
-				_ = m.CloseInput(ctx, ss.exec)
+				_ = awake(func(m Machine) error { return m.CloseInput(ctx, ss.exec) })
 			}
 			return
 		}

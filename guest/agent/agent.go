@@ -61,6 +61,7 @@ type Agent struct {
 
 	callbacks callbacks
 	answers   answers
+	visitors  visitors
 
 	// entering serialises enter and leave.
 	entering sync.Mutex
@@ -329,6 +330,7 @@ func (a *Agent) leaveNow() {
 	if ep != nil {
 		a.callbacks.hangUp() // whoever called is about to be killed
 		ep.leave()
+		a.visitors.hangUp()
 		a.space.leave()
 	}
 }

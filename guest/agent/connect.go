@@ -25,68 +25,34 @@ const (
 )
 
 // connect joins the connection with a TCP port of the container, whose network
-// stack is the agent's own. The stream is the last request of its connection.
+// stack is the agent's own, or carries on a stream that is there already. It is
+// the last request of its connection.
 func (s *session) connect(ep *episode, r wire.Req) error {
 	if r.Port < 1 || r.Port > 65535 {
 		return sandbox.InvalidField("port", "%d is no TCP port; 1 to 65535 are", r.Port)
 	}
-	in, err := dialPort(s.ctx, r.Port)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	if err := s.reply(wire.Res{}, nil); err != nil {
-		return err
-	}
-	st := wire.NewStream(s.conn)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	both := make(chan struct{}, 2)
-	wg.Go(func() { // out of the sandbox
-		if err := copyOut(st, in); err != nil {
-			s.conn.Close() // without Shut: the host sees that it was cut
-		}
-		both <- struct{}{}
-	})
-	wg.Go(func() { // into it
-		_, err := st.WriteTo(in)
-		if err == nil {
-			err = in.CloseWrite()
+	v := s.agent.visitors.find(r.Token)
+	switch {
+	case v != nil:
+	case r.Mark != nil:
+		return errVisitorGone()
+	default:
+		in, err := dialPort(s.ctx, r.Port)
+		if s.ctx.Err() != nil && err != nil {
+			return errGone // a host that parted from us asks again; it is not to take this for the answer
 		}
 		if err != nil {
-			s.conn.Close()
-			in.Close()
+			return err
 		}
-		both <- struct{}{}
-	})
-	// It is the host that ends the connection: with frames of its unread, ours
-	// would be reset, and the last of what we sent be lost.
-	for done := 0; ; {
-		select {
-		case f := <-s.frames:
-			if err := st.Feed(f.kind, f.data); err != nil {
-				st.Fail(err)
-				in.Close()
-				return errGone
-			}
-		case <-both:
-			if done++; done == 2 {
-				in.Close()
-			}
-		case <-ep.over:
-			st.Fail(errGone)
+		if v, err = s.agent.visitors.add(ep, r.Token, in); err != nil {
 			in.Close()
-			s.conn.Close()
-			return errGone
-		case <-s.ctx.Done():
-			st.Fail(errGone)
-			// What is buffered goes to the server first; a server that does not
-			// read it must not keep us.
-			_ = in.SetReadDeadline(time.Unix(1, 0))
-			_ = in.SetWriteDeadline(time.Now().Add(lastWords))
-			return errGone
+			return err
 		}
 	}
+	if r.Mark == nil {
+		r.Mark = &wire.Mark{}
+	}
+	return v.carriedBy(s, *r.Mark)
 }
 
 // dialPort tries both loopback addresses: a server may listen on either alone.
@@ -155,5 +121,17 @@ func copyOut(st *wire.Stream, in *net.TCPConn) error {
 			return rerr
 		}
 		return st.CloseWrite()
+	}
+}
+
+// writeNow writes what a socket takes without waiting. An error of it is seen by
+// the next that waits.
+func writeNow(rc syscall.RawConn) func([]byte) int {
+	return func(p []byte) (n int) {
+		_ = rc.Write(func(fd uintptr) bool {
+			n, _ = retryEINTR(func() (int, error) { return unix.Write(int(fd), p) })
+			return true
+		})
+		return max(n, 0)
 	}
 }

@@ -106,6 +106,7 @@ func (a *Agent) freeze() {
 	a.space.rest()
 	a.entering.Unlock()
 	a.callbacks.clock.freeze()
+	a.visitors.clock.freeze()
 	if ep, err := a.current(); err == nil {
 		ep.clock.freeze()
 	}
@@ -114,6 +115,7 @@ func (a *Agent) freeze() {
 // thaw ends a freeze; without one it does nothing.
 func (a *Agent) thaw() {
 	a.callbacks.clock.thaw()
+	a.visitors.clock.thaw()
 	if ep, err := a.current(); err == nil {
 		ep.clock.thaw()
 	}
@@ -139,6 +141,7 @@ func (s *session) rekey(r wire.Req) error {
 	}
 	if !r.Flag {
 		a.callbacks.forsake()
+		a.visitors.hangUp() // whoever is outside talks to the sandbox that this was
 	}
 	a.thaw()
 	a.mu.Lock()

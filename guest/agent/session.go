@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/cove-sandbox/cove/guest/wire"
@@ -17,9 +18,13 @@ type session struct {
 	agent  *Agent
 	conn   *wire.Conn
 	frames chan frame
-	ctx    context.Context // ends with the connection
-	answer *answer         // of the request that runs, if it must not run twice; else nil
+	sink   atomic.Pointer[frameSink] // takes frames instead, once it is there
+	ctx    context.Context           // ends when no more frames come
+	answer *answer                   // of the request that runs, if it must not run twice; else nil
 }
+
+// frameSink takes a frame in the goroutine that read it; false ends the session.
+type frameSink func(frame) bool
 
 type frame struct {
 	kind wire.Kind
@@ -40,6 +45,12 @@ func (s *session) serve() {
 			k, p, err := s.conn.ReadFrame(wire.MaxFrame)
 			if err != nil {
 				return
+			}
+			if sink := s.sink.Load(); sink != nil {
+				if !(*sink)(frame{k, p}) {
+					return
+				}
+				continue
 			}
 			select {
 			case s.frames <- frame{k, p}:

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -8,76 +9,212 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // Stream is a byte stream in the Data frames of a connection that has nothing
 // else to do any more: what Connect makes of one, on both of its sides.
 //
+// The connection is its carrier and may be replaced: each side keeps what it sent
+// until the other's reader has taken it, and says to a new carrier how far it has
+// come (Mark), so that what was on its way when the old one was cut goes out once
+// more. Between two carriers a stream stands still and nothing else.
+//
 // Each side may have a Window on its way that the other's reader has not taken
 // (Credit says when it has), so that a reader that rests stops its own writer
 // and nothing else: not the other direction, whose credit comes over the same
-// connection, and not gVisor's port forward (see the package). Shut ends one
-// direction. A connection that ends without it was cut.
+// connection, and not gVisor's port forward (see the package). It is also all
+// that is kept. Shut ends one direction, Over the stream.
 //
-// Who owns the connection hands every frame it reads to Feed, and says with Fail
-// that there will be none. An idle stream holds no buffer.
+// Who owns the carrier hands every frame it reads to Feed. An idle stream holds
+// no more than its last small messages.
 type Stream struct {
-	conn *Conn
-
-	wmu sync.Mutex // one frame at a time goes out
+	wmu sync.Mutex // one frame at a time goes out, in the order of put
 
 	mu      sync.Mutex
 	changed sync.Cond // on mu: any of what follows
-	in      [][]byte  // received, not read
-	held    int       // bytes of in
-	unsaid  int       // read, not credited yet
-	room    int       // that the peer still takes
-	eof     bool      // the peer has shut its direction
-	shut    bool      // we have shut ours
-	closed  bool      // by Close
-	err     error     // no frame will come any more
-	read    deadline
-	write   deadline
+	conn    *Conn     // its carrier; nil while it has none
+
+	in   [][]byte // received, not read
+	got  int64    // bytes of the peer that arrived; all of in is before it
+	took int64    // of those, that were read
+	said int64    // of those, that the peer was told
+
+	kept     []byte // ours from base on: until they were taken
+	base     int64
+	put      int64 // bytes of ours in all; kept ends there
+	had      int64 // of those, that the peer has taken
+	reserved int   // of the window, by writers on their way
+
+	plain  bool   // the peer knows no Over; set before the first Attach
+	eof    bool   // the peer has shut its direction
+	shut   bool   // we have shut ours
+	closed bool   // by Close or Abort
+	over   []byte // content of the Over to send; nil = none is due
+	err    error  // why nothing will come any more
+	read   deadline
+	write  deadline
+}
+
+// Mark is how far one side of a stream has come with what the other sent.
+type Mark struct {
+	Got  int64 `json:"got"`  // arrived
+	Took int64 `json:"took"` // of that, read
 }
 
 var errShut = errors.New("write on a stream that was shut")
 
-// NewStream begins a stream on c. Nobody else may write to c from now on.
-func NewStream(c *Conn) *Stream {
-	s := &Stream{conn: c, room: Window}
+// NewStream begins a stream that has no carrier yet.
+func NewStream() *Stream {
+	s := &Stream{}
 	s.changed.L = &s.mu
 	return s
 }
 
-// Feed takes a frame of the peer. An error says that the peer does not keep to
-// the protocol; the connection is then of no use.
-func (s *Stream) Feed(k Kind, p []byte) error {
+// Plain says that the peer is a guest of before streams outlived their
+// connections: the end of the one is the end of the other.
+func (s *Stream) Plain() { s.plain = true }
+
+// Mark is how far this side has come. It holds until the next Feed.
+func (s *Stream) Mark() Mark {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	defer s.changed.Broadcast()
-	switch k {
-	case Data:
-		if s.eof || len(p) == 0 || s.held+s.unsaid+len(p) > Window {
-			return fmt.Errorf("%d bytes that the stream has no room for", len(p))
-		}
-		if s.closed {
-			return nil
-		}
-		s.in = append(s.in, p)
-		s.held += len(p)
-		return nil
-	case Credit:
-		n, err := ParseCredit(p)
-		if err != nil || n < 0 || s.room+n > Window {
-			return fmt.Errorf("credit for what was never sent")
-		}
-		s.room += n
-		return nil
-	case Shut:
-		s.eof = true
+	s.said = s.took
+	return Mark{Got: s.got, Took: s.took}
+}
+
+// Attach makes c the carrier, which nobody else may write to from now on, and
+// sends what the peer, whose mark is given, did not get. An error says that the
+// mark is not of this stream.
+func (s *Stream) Attach(c *Conn, peer Mark) error {
+	s.wmu.Lock()
+	s.mu.Lock()
+	if peer.Took < s.had || peer.Got < peer.Took || peer.Got < s.base || peer.Got > s.put {
+		defer s.wmu.Unlock()
+		defer s.mu.Unlock()
+		return fmt.Errorf("mark %+v of a stream with %d to %d of %d", peer, s.had, s.base, s.put)
+	}
+	s.conn, s.had = c, peer.Took
+	s.forgetLocked(peer.Got)
+	rest, shut, over := s.kept, s.shut, s.over // kept grows under wmu only
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	if len(rest) == 0 && !shut && over == nil {
+		s.wmu.Unlock()
 		return nil
 	}
-	return fmt.Errorf("frame of kind %d in a stream", k)
+	// Beside the caller, who must read: both sides may have more to say than the
+	// connection takes.
+	go func() {
+		defer s.wmu.Unlock()
+		for len(rest) > 0 {
+			n := min(len(rest), MaxData)
+			if !s.carry(c, Data, rest[:n]) {
+				return
+			}
+			rest = rest[n:]
+		}
+		if shut && !s.carry(c, Shut, nil) {
+			return
+		}
+		if over != nil {
+			s.carry(c, Over, over)
+		}
+	}()
+	return nil
+}
+
+// Detach says that c carries no longer.
+func (s *Stream) Detach(c *Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn == c {
+		s.conn = nil
+	}
+}
+
+// carry sends one frame, under wmu. A carrier that fails is closed, and whoever
+// reads it finds out.
+func (s *Stream) carry(c *Conn, k Kind, p []byte) bool {
+	if err := c.WriteFrame(k, p); err != nil {
+		c.Close()
+		return false
+	}
+	return true
+}
+
+// Feed takes a frame of the peer. An error says that the peer does not keep to
+// the protocol; the stream is then of no use.
+func (s *Stream) Feed(k Kind, p []byte) error { return s.FeedTo(nil, k, p) }
+
+// FeedTo is Feed, except that bytes for which nothing waits in front go to w at
+// once, in the caller's goroutine. w takes what it can without waiting. Only the
+// one reader, by WriteTo, may be beside it.
+func (s *Stream) FeedTo(w func([]byte) int, k Kind, p []byte) error {
+	s.mu.Lock()
+	switch k {
+	case Data:
+		if s.eof || len(p) == 0 || s.got-s.said+int64(len(p)) > Window {
+			s.mu.Unlock()
+			return fmt.Errorf("%d bytes that the stream has no room for", len(p))
+		}
+		s.got += int64(len(p))
+		if s.closed {
+			s.took = s.got
+			s.mu.Unlock()
+			return nil
+		}
+		if w != nil && s.took+int64(len(p)) == s.got {
+			s.mu.Unlock()
+			n := w(p)
+			s.mu.Lock()
+			say := s.tookLocked(n)
+			if p = p[n:]; len(p) == 0 {
+				s.mu.Unlock()
+				s.credit(say)
+				return nil
+			}
+			defer s.credit(say)
+		}
+		// Small ones together: 256 KiB in frames of a byte would be 10 MiB.
+		if n := len(s.in); n > 0 && len(s.in[n-1])+len(p) <= mergeBelow {
+			s.in[n-1] = append(s.in[n-1], p...)
+		} else {
+			s.in = append(s.in, p)
+		}
+	case Credit:
+		n, err := ParseCredit(p)
+		if err != nil || n < 0 || s.had+int64(n) > s.put {
+			s.mu.Unlock()
+			return errors.New("credit for what was never sent")
+		}
+		s.had += int64(n)
+		s.forgetLocked(s.had)
+	case Shut:
+		s.eof = true
+	default:
+		s.mu.Unlock()
+		return fmt.Errorf("frame of kind %d in a stream", k)
+	}
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	return nil
+}
+
+// mergeBelow is how large frames that wait may be to be put together.
+const mergeBelow = 4 << 10
+
+// forgetLocked lets go of what is kept in front of an offset.
+func (s *Stream) forgetLocked(to int64) {
+	if to <= s.base {
+		return
+	}
+	s.kept = s.kept[to-s.base:]
+	s.base = to
+	if len(s.kept) == 0 && cap(s.kept) > mergeBelow {
+		s.kept = nil
+	}
 }
 
 // Fail says that no frame will come any more. What came before is still read.
@@ -87,6 +224,8 @@ func (s *Stream) Fail(err error) {
 	if s.err == nil {
 		s.err = err
 	}
+	s.kept = nil
+	s.base = s.put
 	s.changed.Broadcast()
 }
 
@@ -165,54 +304,76 @@ func (s *Stream) popLocked() {
 	}
 }
 
-// tookLocked counts n bytes as read and says what to credit now. In quarters: a
-// frame for each small read would be more traffic than the reads.
-func (s *Stream) tookLocked(n int) (say int) {
-	if s.held -= n; s.closed {
-		s.held = 0
-	}
-	s.unsaid += n
-	if s.unsaid >= Window/4 && !s.eof && s.err == nil && !s.closed {
-		say, s.unsaid = s.unsaid, 0
-	}
-	return say
+// tookLocked counts n bytes as read and says whether to say so now. In quarters:
+// a frame for each small read would be more traffic than the reads. Less goes
+// with the next bytes of ours.
+func (s *Stream) tookLocked(n int) (say bool) {
+	s.took = min(s.took+int64(n), s.got) // a Close in between has taken all
+	return s.took-s.said >= Window/4 && !s.eof && s.err == nil && !s.closed
 }
 
-func (s *Stream) credit(n int) {
-	if n == 0 {
+func (s *Stream) credit(say bool) {
+	if !say {
 		return
 	}
 	s.wmu.Lock()
-	err := s.conn.WriteCredit(n)
-	s.wmu.Unlock()
-	if err != nil {
-		s.Fail(err)
+	defer s.wmu.Unlock()
+	s.mu.Lock()
+	c, n := s.creditLocked()
+	s.mu.Unlock()
+	if n > 0 && c.WriteCredit(n) != nil {
+		c.Close()
 	}
 }
 
-// Write returns when the peer has room for all of p and it is on its way.
+// creditLocked is what to say to the carrier about what was read; a new one is
+// told by Mark.
+func (s *Stream) creditLocked() (*Conn, int) {
+	if s.conn == nil {
+		return nil, 0
+	}
+	n := int(s.took - s.said)
+	s.said = s.took
+	return s.conn, n
+}
+
+// Write returns when the peer has room for all of p and it is on its way, or
+// kept until there is one.
 func (s *Stream) Write(p []byte) (int, error) {
 	total := 0
 	for len(p) > 0 {
-		n, err := s.take(min(len(p), MaxData))
+		n, err := s.reserve(min(len(p), MaxData))
 		if err != nil {
 			return total, err
 		}
-		s.wmu.Lock()
-		err = s.conn.WriteFrame(Data, p[:n])
-		s.wmu.Unlock()
-		if err != nil {
-			s.Fail(err)
-			return total, err
-		}
+		s.send(p[:n])
 		total += n
 		p = p[n:]
 	}
 	return total, nil
 }
 
-// take waits until some of n bytes may go.
-func (s *Stream) take(n int) (int, error) {
+// send sends what there is room for.
+func (s *Stream) send(p []byte) {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	s.mu.Lock()
+	s.kept = append(s.kept, p...)
+	s.put += int64(len(p))
+	s.reserved -= len(p)
+	c, n := s.creditLocked()
+	s.mu.Unlock()
+	if c == nil {
+		return
+	}
+	if n > 0 {
+		_ = c.QueueCredit(n) // cannot fail: it is short
+	}
+	s.carry(c, Data, p)
+}
+
+// reserve waits until some of n bytes may go.
+func (s *Stream) reserve(n int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
@@ -225,9 +386,10 @@ func (s *Stream) take(n int) (int, error) {
 			return 0, s.err
 		case s.write.passed():
 			return 0, os.ErrDeadlineExceeded
-		case s.room > 0:
-			n = min(n, s.room)
-			s.room -= n
+		}
+		if room := Window - int(s.put-s.had) - s.reserved; room > 0 {
+			n = min(n, room)
+			s.reserved += n
 			return n, nil
 		}
 		s.changed.Wait()
@@ -237,52 +399,104 @@ func (s *Stream) take(n int) (int, error) {
 // CloseWrite shuts our direction: the peer reads its end after what was written.
 func (s *Stream) CloseWrite() error {
 	s.mu.Lock()
-	if s.closed {
+	switch {
+	case s.closed:
 		s.mu.Unlock()
 		return net.ErrClosed
+	case s.shut || s.err != nil:
+		defer s.mu.Unlock()
+		return s.err
 	}
-	if s.shut {
-		s.mu.Unlock()
-		return nil
-	}
-	s.shut = true
-	s.changed.Broadcast()
 	s.mu.Unlock()
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
-	return s.conn.WriteFrame(Shut)
-}
-
-// Close ends the stream both ways, and its connection. What was written before
-// is still read by the peer.
-func (s *Stream) Close() error {
-	_ = s.CloseWrite()
-	return s.Abort()
-}
-
-// Abort is Close that lets the peer see that the stream was cut.
-func (s *Stream) Abort() error {
 	s.mu.Lock()
-	s.closed = true
-	s.in, s.held = nil, 0
-	s.read.stop()
-	s.write.stop()
+	c, again := s.conn, s.shut
+	s.shut = true
 	s.changed.Broadcast()
 	s.mu.Unlock()
-	return s.conn.Close()
+	if c != nil && !again {
+		s.carry(c, Shut, nil)
+	}
+	return nil
 }
 
-// Shutdown says whether both directions ended in order.
-func (s *Stream) Shutdown() bool {
+// Close ends the stream both ways. What was written before is still read by the
+// peer, which ends the carrier. It does not wait.
+func (s *Stream) Close() error { return s.end(true, nil) }
+
+// Abort is Close that lets the peer see that the stream was cut, and why; what is
+// on its way may be lost.
+func (s *Stream) Abort(why error) error { return s.end(false, why) }
+
+func (s *Stream) end(inOrder bool, why error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.shut && s.eof
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	s.in, s.took = nil, s.got
+	s.read.stop()
+	s.write.stop()
+	// Behind what a writer is sending just now, for which nobody waits here: the
+	// peer may stand still.
+	go func() {
+		s.wmu.Lock()
+		defer s.wmu.Unlock()
+		s.mu.Lock()
+		s.over = []byte{}
+		if !inOrder {
+			if why == nil {
+				why = sandbox.Errorf(sandbox.Unavailable, "", "the other side broke off")
+			}
+			s.over, _ = json.Marshal(FlattenError(why))
+		}
+		say := inOrder && !s.shut
+		s.shut = s.shut || inOrder
+		c, over := s.conn, s.over
+		s.changed.Broadcast()
+		s.mu.Unlock()
+		if c == nil || say && !s.carry(c, Shut, nil) {
+			return
+		}
+		if s.plain {
+			c.Close()
+			return
+		}
+		s.carry(c, Over, over)
+	}()
+	s.changed.Broadcast()
+	return nil
 }
 
-// LocalAddr and RemoteAddr are those of the connection, which are of no use: the
-// two ends are in different kernels.
-func (s *Stream) LocalAddr() net.Addr  { return s.conn.LocalAddr() }
-func (s *Stream) RemoteAddr() net.Addr { return s.conn.RemoteAddr() }
+// Closed says whether Close or Abort was called on this side.
+func (s *Stream) Closed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
+// ParseOver is the content of an Over frame: nil if the peer closed in order.
+func ParseOver(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	e := &sandbox.Error{}
+	if err := json.Unmarshal(p, e); err != nil {
+		return sandbox.Errorf(sandbox.Unavailable, "", "the stream was cut")
+	}
+	return e
+}
+
+// LocalAddr and RemoteAddr are of no use: the two ends are in different kernels.
+func (s *Stream) LocalAddr() net.Addr  { return addr{} }
+func (s *Stream) RemoteAddr() net.Addr { return addr{} }
+
+type addr struct{}
+
+func (addr) Network() string { return "cove" }
+func (addr) String() string  { return "stream" }
 
 // SetDeadline, SetReadDeadline and SetWriteDeadline are as net.Conn has them.
 func (s *Stream) SetDeadline(t time.Time) error {

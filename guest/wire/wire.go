@@ -13,13 +13,14 @@
 //	agent → client  Data, Started, Output, Lost, Change … then Reply, Error or End
 //
 // Connect is the exception: after its Reply both sides send Data, Credit and
-// Shut ([Stream]) until the connection ends.
+// Shut ([Stream]) until one sends Over. No connection survives a checkpoint, but
+// the stream does: the agent keeps it under the host's token, and a connect with
+// that token and a Mark, answered by a Mark, carries it on.
 //
-// What code inside sends to the host (a callback) is not a stream of this kind:
-// it must survive a checkpoint, which no connection does. The host reads and
-// writes it in pieces by offset (call_read, call_write), each a request that may
-// be sent again: a read's offset says what has arrived, a write's what is there
-// already.
+// What code inside sends to the host (a callback) is not a stream of this kind.
+// The host reads and writes it in pieces by offset (call_read, call_write), each
+// a request that may be sent again: a read's offset says what has arrived, a
+// write's what is there already.
 //
 // The window is there for gVisor's port forward, which carries these bytes: a
 // kernel of plain gVisor, or of a Cove before the edit that mends it, drops what
@@ -69,6 +70,7 @@ const (
 	Change
 	Credit
 	Shut
+	Over // of a stream: nothing more is read of it; empty, or the error that broke it
 )
 
 const (
@@ -114,7 +116,8 @@ type Req struct {
 
 	Port int `json:"port,omitempty"` // connect, listen
 
-	Token string `json:"token,omitempty"` // listen, accept, unlisten: whose listener; progress: which connection
+	Token string `json:"token,omitempty"` // listen, accept, unlisten: whose listener; progress: which connection; connect: which stream
+	Mark  *Mark  `json:"mark,omitempty"`  // connect: the stream is there already, and the host has come so far
 	Call  int64  `json:"call,omitempty"`  // call_*: which connection; accept: those after it
 
 	Path   string                `json:"path,omitempty"`
@@ -147,6 +150,7 @@ type Res struct {
 	Calls     []int64             `json:"calls,omitempty"`    // accept: connections, the oldest first
 	EOF       bool                `json:"eof,omitempty"`      // call_read: nothing comes after this
 	Progress  *Progress           `json:"progress,omitempty"` // nil: the connection is not known
+	Mark      *Mark               `json:"mark,omitempty"`     // connect: how far the agent has come; guests of before have none
 }
 
 // Ops of a request.
@@ -298,7 +302,15 @@ func (c *Conn) WriteJSON(k Kind, v any) error {
 
 // WriteCredit says that n bytes of content were taken.
 func (c *Conn) WriteCredit(n int) error {
-	return c.WriteFrame(Credit, binary.BigEndian.AppendUint32(nil, uint32(n)))
+	if err := c.QueueCredit(n); err != nil {
+		return err
+	}
+	return c.Flush()
+}
+
+// QueueCredit is WriteCredit that goes with what is written next.
+func (c *Conn) QueueCredit(n int) error {
+	return c.Queue(Credit, binary.BigEndian.AppendUint32(nil, uint32(n)))
 }
 
 // ParseCredit is the content of a Credit frame.

@@ -95,6 +95,7 @@ func Run(t *testing.T, f Factory) {
 		{"CPULimit", s.testCPULimit},
 		{"CheckpointFiles", s.testCheckpointFiles},
 		{"CheckpointAfterResets", s.testCheckpointAfterResets},
+		{"ConnectionsOverACheckpoint", s.testConnectionsOverACheckpoint},
 		{"CheckpointProcesses", s.testCheckpointProcesses},
 		{"CheckpointKeepsReaders", s.testCheckpointKeepsReaders},
 		{"CheckpointSecrets", s.testCheckpointSecrets},

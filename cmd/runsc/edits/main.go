@@ -27,7 +27,7 @@ import (
 var added embed.FS
 
 // all edits, in the order they are made.
-var all = slices.Concat(edits, callsEdits)
+var all = slices.Concat(edits, callsEdits, carryEdits)
 
 func main() {
 	if len(os.Args) != 3 {
