@@ -93,9 +93,10 @@ type Req struct {
 	InitPID    int      `json:"init_pid,omitempty"` // enter; mount: of the container that has it
 	Env        []string `json:"env,omitempty"`
 	WorkingDir string   `json:"working_dir,omitempty"`
-	Resolv     string   `json:"resolv,omitempty"` // enter: content of /etc/resolv.conf; "" = the image's
-	User       string   `json:"user,omitempty"`   // enter; chown: the owner
-	Pids       int64    `json:"pids,omitempty"`   // enter
+	Resolv     string   `json:"resolv,omitempty"`   // enter: content of /etc/resolv.conf; "" = the image's
+	Hostname   string   `json:"hostname,omitempty"` // enter, rekey
+	User       string   `json:"user,omitempty"`     // enter; chown: the owner
+	Pids       int64    `json:"pids,omitempty"`     // enter
 
 	Secret []byte `json:"secret,omitempty"` // rekey; with Env and Pids, as enter has them
 

@@ -380,6 +380,9 @@ func (k *Kernel) Attach(ctx context.Context, c runtime.Container) error {
 	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
 	}
+	if err := k.setSize(c.Resources); err != nil {
+		return k.explain(op, err)
+	}
 	cid := containerName(1)
 	init, err := k.launch(c, cid)
 	if err != nil {
@@ -538,7 +541,7 @@ func (k *Kernel) enterLocked(ctx context.Context, c runtime.Container, initPID i
 
 // inGuest is the container of an init as the guest is told of it.
 func inGuest(c runtime.Container, initPID int) guest.Container {
-	return guest.Container{InitPID: initPID, Env: runtime.Environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids,
+	return guest.Container{InitPID: initPID, Env: runtime.Environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids, Hostname: c.Sandbox,
 		Resolv: runtime.ResolvConf(c.Resolvers)}
 }
 

@@ -17,12 +17,16 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
 
 //go:embed add
 var added embed.FS
+
+// all edits, in the order they are made.
+var all = slices.Concat(edits, insideEdits)
 
 func main() {
 	if len(os.Args) != 3 {
@@ -54,7 +58,7 @@ func run(module, dir string) error {
 	if err := copyTree(tmp, module); err != nil {
 		return err
 	}
-	for _, e := range edits {
+	for _, e := range all {
 		if err := e.apply(tmp); err != nil {
 			return err
 		}
@@ -71,6 +75,9 @@ func (e edit) apply(root string) error {
 	if e.add != "" {
 		src, err := added.ReadFile("add/" + e.add)
 		if err != nil {
+			return err
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { // of a package of ours
 			return err
 		}
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
