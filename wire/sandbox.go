@@ -242,6 +242,7 @@ func Stats(s sandbox.Stats) *covev1.StatsResponse {
 		MemoryPeak: s.MemoryPeak,
 		DiskUsed:   s.DiskUsed,
 		Processes:  s.Processes,
+		OomKills:   s.OOMKills,
 	}
 }
 
@@ -252,5 +253,6 @@ func StatsFrom(p *covev1.StatsResponse) sandbox.Stats {
 		MemoryPeak: p.GetMemoryPeak(),
 		DiskUsed:   p.GetDiskUsed(),
 		Processes:  p.GetProcesses(),
+		OOMKills:   p.GetOomKills(),
 	}
 }

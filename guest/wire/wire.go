@@ -137,8 +137,9 @@ type Res struct {
 	End       *sandbox.ProcessEnd `json:"end,omitempty"`
 	Processes []sandbox.Process   `json:"processes,omitempty"`
 	Tasks     []sandbox.Task      `json:"tasks,omitempty"`
-	Calls     []int64             `json:"calls,omitempty"` // accept: connections, the oldest first
-	EOF       bool                `json:"eof,omitempty"`   // call_read: nothing comes after this
+	OOMKills  int64               `json:"oom_kills,omitempty"` // processes
+	Calls     []int64             `json:"calls,omitempty"`     // accept: connections, the oldest first
+	EOF       bool                `json:"eof,omitempty"`       // call_read: nothing comes after this
 }
 
 // Ops of a request.

@@ -559,10 +559,10 @@ func (k *Kernel) Stats(ctx context.Context) (sandbox.Stats, error) {
 	cid, paused := k.container, k.paused
 	k.mu.Unlock()
 	if cid != "" && !paused {
-		// The one figure that comes from inside. Without an answer it is left
+		// The figures that come from inside. Without an answer they are left
 		// out: the others are the host's and do not depend on it.
-		if _, tasks, err := k.guest.Processes(ctx); err == nil {
-			s.Processes = int64(len(tasks))
+		if processes, kills, err := k.guest.Counts(ctx); err == nil {
+			s.Processes, s.OOMKills = processes, kills
 		}
 	}
 	var st unix.Stat_t

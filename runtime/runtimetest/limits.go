@@ -71,6 +71,9 @@ func (s *suite) testMemoryLimit(t *testing.T) {
 				t.Fatalf("time %d: %+v", i, r.end)
 			}
 		}
+		if st, err := k.Stats(deadline(t)); err != nil || st.OOMKills != 6 {
+			t.Errorf("stats %+v, %v", st, err)
+		}
 	})
 	t.Run("in a restored one", func(t *testing.T) {
 		s.need(t, d, "able to checkpoint", d.Capabilities().Processes)
