@@ -42,7 +42,7 @@ func (a *app) addMachineFlags(cmd *cobra.Command, f *specFlags) {
 	_ = cmd.RegisterFlagCompletionFunc("image", a.imageNames)
 	fs.Float64Var(&f.cpu, "cpu", 0, "cores, e.g. 0.5 (server default 1)")
 	fs.Var(&f.memory, "memory", "memory reserved, e.g. 512MiB (server default 512MiB)")
-	fs.Var(&f.memoryLimit, "memory-limit", "memory at which the sandbox ends with oom (default: --memory)")
+	fs.Var(&f.memoryLimit, "memory-limit", "memory above which the largest process ends with oom (default: --memory)")
 	fs.Var(&f.disk, "disk", "size of the writable layer (server default 10GiB)")
 	fs.Int64Var(&f.pids, "pids", 0, "processes and threads inside (server default 1024)")
 	fs.VarP(&f.env, "env", "e", "variable for every process; KEY alone takes the local value (repeatable)")

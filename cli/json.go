@@ -152,11 +152,12 @@ type statsJSON struct {
 	MemoryPeak int64   `json:"memory_peak,omitempty"`
 	DiskUsed   int64   `json:"disk_used"`
 	Processes  int64   `json:"processes"`
+	OOMKills   int64   `json:"oom_kills,omitempty"`
 }
 
 func toStatsJSON(id string, s *covev1.StatsResponse) statsJSON {
 	return statsJSON{ID: id, CPUTimeS: s.GetCpuTime().AsDuration().Seconds(), Memory: s.GetMemory(),
-		MemoryPeak: s.GetMemoryPeak(), DiskUsed: s.GetDiskUsed(), Processes: s.GetProcesses()}
+		MemoryPeak: s.GetMemoryPeak(), DiskUsed: s.GetDiskUsed(), Processes: s.GetProcesses(), OOMKills: s.GetOomKills()}
 }
 
 type imageJSON struct {

@@ -89,8 +89,9 @@ type Container struct {
 	Env        []string `json:"env"`      // the environment every process starts from
 	WorkingDir string   `json:"working_dir"`
 	User       string   `json:"user"`
-	Pids       int64    `json:"pids"`             // processes and threads there may be; 0 = no limit
-	Resolv     string   `json:"resolv,omitempty"` // content of /etc/resolv.conf; "" = the image's
+	Pids       int64    `json:"pids"`               // processes and threads there may be; 0 = no limit
+	Resolv     string   `json:"resolv,omitempty"`   // content of /etc/resolv.conf; "" = the image's
+	Hostname   string   `json:"hostname,omitempty"` // and in /etc/hosts; "" = as it is
 }
 
 // Close closes every connection; requests under way fail with
@@ -150,7 +151,7 @@ func (c *Client) Enter(ctx context.Context, ct Container) error {
 }
 
 func (ct Container) request(op string) wire.Req {
-	return wire.Req{Op: op, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User, Pids: ct.Pids, Resolv: ct.Resolv}
+	return wire.Req{Op: op, InitPID: ct.InitPID, Env: ct.Env, WorkingDir: ct.WorkingDir, User: ct.User, Pids: ct.Pids, Resolv: ct.Resolv, Hostname: ct.Hostname}
 }
 
 // Init is the pid of the init of the container being served, 0 for none: what

@@ -279,7 +279,7 @@ func (c *Client) Rekey(ctx context.Context, secret []byte, ct Container, same bo
 		c.idle = c.idle[1:]
 	}
 	c.mu.Unlock()
-	_, err := c.call(ctx, wire.Req{Op: wire.OpRekey, Secret: secret, Env: ct.Env, Pids: ct.Pids, Flag: same}, nil)
+	_, err := c.call(ctx, wire.Req{Op: wire.OpRekey, Secret: secret, Env: ct.Env, Pids: ct.Pids, Hostname: ct.Hostname, Flag: same}, nil)
 	if err != nil {
 		return err
 	}

@@ -123,6 +123,13 @@ func (c *Client) Processes(ctx context.Context) ([]sandbox.Process, []sandbox.Ta
 	return res.Processes, res.Tasks, err
 }
 
+// Counts is how many processes there are, and how many have ended over the
+// memory limit since the kernel was booted or restored.
+func (c *Client) Counts(ctx context.Context) (processes, oomKills int64, err error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpProcesses}, nil)
+	return int64(len(res.Tasks)), res.OOMKills, err
+}
+
 // Wait returns the end of a process once it has one.
 func (c *Client) Wait(ctx context.Context, execID string) (sandbox.ProcessEnd, error) {
 	res, err := c.call(ctx, wire.Req{Op: wire.OpWait, ExecID: execID}, nil)

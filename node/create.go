@@ -92,6 +92,7 @@ func (n *Node) admit(sb sandbox.Sandbox, img sandbox.Image, now time.Time) (*box
 func (n *Node) newBox(sb sandbox.Sandbox, img sandbox.ImageConfig, path string) *box {
 	b := &box{id: sb.ID, resources: sb.Spec.Resources, image: img, sb: sb,
 		container: runtime.Container{
+			Sandbox:   sb.ID,
 			Rootfs:    runtime.Rootfs{Path: path, Env: img.Env, WorkingDir: img.WorkingDir, User: img.User},
 			Env:       n.environment(sb, img),
 			Resources: sb.Spec.Resources,

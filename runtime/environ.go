@@ -9,6 +9,9 @@ import (
 // that equal sandboxes look equal. The last of a name counts.
 func Environ(c Container) []string {
 	env := slices.Clone(c.Rootfs.Env)
+	if c.Sandbox != "" {
+		env = append(env, "COVE_SANDBOX_ID="+c.Sandbox)
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
 		env = append(env, name+"="+c.Env[name])
 	}

@@ -115,6 +115,9 @@ type Rootfs struct {
 
 // Container is what Attach puts into a kernel.
 type Container struct {
+	// Sandbox is the id of the sandbox: the hostname inside, and COVE_SANDBOX_ID
+	// of what starts. "" is none.
+	Sandbox   string
 	Rootfs    Rootfs
 	Env       map[string]string // over the image's
 	Resources sandbox.Resources

@@ -5,11 +5,11 @@ import (
 )
 
 // Resources are what a sandbox may use. Memory is two numbers: the request is
-// what admission reserves, the limit is where the sandbox is ended with OOM.
+// what admission reserves, above the limit its largest process ends with OOM.
 type Resources struct {
 	MilliCPU    int64 `json:"milli_cpu"`    // 1000 = one core; enforced as a quota
 	Memory      int64 `json:"memory"`       // bytes reserved by admission
-	MemoryLimit int64 `json:"memory_limit"` // bytes at which the sandbox ends; >= Memory
+	MemoryLimit int64 `json:"memory_limit"` // bytes above which its largest process ends; >= Memory
 	Disk        int64 `json:"disk"`         // bytes of the writable layer
 	Pids        int64 `json:"pids"`         // processes and threads inside
 }
@@ -73,4 +73,5 @@ type Stats struct {
 	MemoryPeak int64         `json:"memory_peak"` // 0 where the host does not count it
 	DiskUsed   int64         `json:"disk_used"`   // bytes allocated to the writable layer
 	Processes  int64         `json:"processes"`
+	OOMKills   int64         `json:"oom_kills"` // processes that ended over the memory limit, since the kernel was booted or restored
 }

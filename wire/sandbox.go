@@ -254,6 +254,7 @@ func Stats(s sandbox.Stats) *covev1.StatsResponse {
 		MemoryPeak: s.MemoryPeak,
 		DiskUsed:   s.DiskUsed,
 		Processes:  s.Processes,
+		OomKills:   s.OOMKills,
 	}
 }
 
@@ -264,5 +265,6 @@ func StatsFrom(p *covev1.StatsResponse) sandbox.Stats {
 		MemoryPeak: p.GetMemoryPeak(),
 		DiskUsed:   p.GetDiskUsed(),
 		Processes:  p.GetProcesses(),
+		OOMKills:   p.GetOomKills(),
 	}
 }

@@ -303,6 +303,9 @@ func (a *Agent) enter(r wire.Req) error {
 			a.log.Warn("/etc/hosts", "err", err)
 		}
 	}
+	if err := errors.Join(setHostname(a.space, r.Hostname), nameSelf(a.space, a.space.spawner, r.Hostname)); err != nil {
+		a.log.Warn("hostname", "err", err)
+	}
 	ep := newEpisode(a.space, r, a.budget)
 	if !home {
 		if err := ep.makeWorkdir(); err != nil {

@@ -196,6 +196,8 @@ func (ex *exec) cause(ws unix.WaitStatus) sandbox.End {
 	switch {
 	case wanted != "":
 		end.Cause = wanted
+	case end.ExitCode == 128+int(unix.SIGKILL) && ex.ep.space.contained() && outOfMemory().ended(ex.pid, ws.Signaled()):
+		end.Cause, end.Detail = sandbox.OOM, "over the memory limit"
 	case asked == unix.SIGKILL || asked == unix.SIGTERM || asked != 0 && ws.Signaled() && ws.Signal() == asked:
 		end.Cause = sandbox.KilledByUser
 	case ws.Signaled() && ws.Signal() == unix.SIGKILL && ex.ep.initGone != nil:

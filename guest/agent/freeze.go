@@ -138,6 +138,15 @@ func (s *session) rekey(r wire.Req) error {
 			return sandbox.Errorf(sandbox.Unavailable, "guest.rekey", "pids limit: %w", err)
 		}
 		ep.setEnv(r.Env)
+		if err := setHostname(ep.space, r.Hostname); err != nil {
+			a.log.Warn("hostname", "err", err)
+		}
+		// Code runs inside, which could hold up who writes its files.
+		go func() {
+			if err := nameSelf(ep.space, ep.space.files, r.Hostname); err != nil {
+				a.log.Warn("/etc/hosts", "err", err)
+			}
+		}()
 	}
 	if !r.Flag {
 		a.callbacks.forsake()

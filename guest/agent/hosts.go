@@ -27,45 +27,116 @@ func nameHost(sp Space, run func(func()) error) (err error) {
 	return errors.Join(derr, err)
 }
 
-// addHost adds a line to the file unless one there has the name. A file that is
-// missing is made with the lines of localhost beside it, which resolvers would
-// else not know. It works below etc, never through a symlink and never into a
-// FIFO.
+// selfAddr is what Debian gives a host of a name and no address of its own.
+const selfAddr = "127.0.1.1"
+
+// selfMark ends our line, so that a copy of the sandbox that has another name
+// finds the one to replace.
+const selfMark = " # this sandbox"
+
+// setHostname gives the container its name; "" leaves what it has.
+func setHostname(sp Space, name string) (err error) {
+	if name == "" || !sp.contained() {
+		return nil
+	}
+	derr := sp.spawner(func() { err = unix.Sethostname([]byte(name)) })
+	return errors.Join(derr, err)
+}
+
+// nameSelf lets the name resolve inside, on a thread of run as nameHost.
+func nameSelf(sp Space, run func(func()) error, name string) (err error) {
+	if name == "" || !sp.contained() {
+		return nil
+	}
+	derr := run(func() { err = nameIn("/etc", name) })
+	return errors.Join(derr, err)
+}
+
+// nameIn makes the file's one line of ours name the sandbox.
+func nameIn(etc, name string) error {
+	f, have, err := openHosts(etc)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if names(have, name) {
+		return nil
+	}
+	var others []byte
+	for line := range bytes.Lines(have) {
+		if !bytes.HasSuffix(bytes.TrimRight(line, "\n"), []byte(selfMark)) {
+			others = append(others, line...)
+		}
+	}
+	if len(others) < len(have) && len(have) < maxHosts {
+		if err := f.Truncate(0); err != nil {
+			return err
+		}
+		if _, err := f.Write(others); err != nil {
+			return err
+		}
+		have = others
+	}
+	return appendHost(f, have, selfAddr+" "+name+selfMark)
+}
+
+// addHost adds a line to the file unless one there has the name.
 func addHost(etc, addr, name string) error {
+	f, have, err := openHosts(etc)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if names(have, name) {
+		return nil
+	}
+	return appendHost(f, have, addr+" "+name)
+}
+
+// openHosts opens the file for appending and reads it. It works below etc,
+// never through a symlink and never into a FIFO.
+func openHosts(etc string) (f *os.File, have []byte, err error) {
 	if err := unix.Mkdir(etc, 0o755); err != nil && err != unix.EEXIST {
-		return &os.PathError{Op: "mkdir", Path: etc, Err: err}
+		return nil, nil, &os.PathError{Op: "mkdir", Path: etc, Err: err}
 	}
 	path := etc + "/hosts"
 	fd, err := retryEINTR(func() (int, error) {
 		return unix.Open(path, unix.O_RDWR|unix.O_APPEND|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o644)
 	})
 	if err != nil {
-		return &os.PathError{Op: "open", Path: path, Err: err}
+		return nil, nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
+	f = os.NewFile(uintptr(fd), path)
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
 	fi, err := f.Stat()
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if !fi.Mode().IsRegular() {
-		return errNotRegular(path)
+		return nil, nil, errNotRegular(path)
 	}
-	have := make([]byte, min(fi.Size(), maxHosts))
+	have = make([]byte, min(fi.Size(), maxHosts))
 	if _, err := f.ReadAt(have, 0); err != nil {
-		return err
+		return nil, nil, err
 	}
-	if names(have, name) {
-		return nil
-	}
-	line := addr + " " + name + "\n"
+	return f, have, nil
+}
+
+// appendHost writes a line behind what the file has. An empty one gets the
+// lines of localhost too, which resolvers would else not know.
+func appendHost(f *os.File, have []byte, line string) error {
+	line += "\n"
 	switch {
 	case len(have) == 0:
 		line = "127.0.0.1 localhost\n::1 localhost\n" + line
 	case have[len(have)-1] != '\n':
 		line = "\n" + line
 	}
-	_, err = f.WriteString(line)
+	_, err := f.WriteString(line)
 	return err
 }
 

@@ -273,6 +273,9 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 		return s.control(ex, r, body)
 	case wire.OpProcesses:
 		res := wire.Res{Tasks: listTasks(ep.space, ep)}
+		if ep.space.contained() {
+			res.OOMKills = outOfMemory().total
+		}
 		for _, ex := range ep.all() {
 			if p, ok := ex.process(); ok {
 				res.Processes = append(res.Processes, p)

@@ -103,9 +103,10 @@ type Req struct {
 	InitPID    int      `json:"init_pid,omitempty"` // enter; mount: of the container that has it
 	Env        []string `json:"env,omitempty"`
 	WorkingDir string   `json:"working_dir,omitempty"`
-	Resolv     string   `json:"resolv,omitempty"` // enter: content of /etc/resolv.conf; "" = the image's
-	User       string   `json:"user,omitempty"`   // enter; chown: the owner
-	Pids       int64    `json:"pids,omitempty"`   // enter
+	Resolv     string   `json:"resolv,omitempty"`   // enter: content of /etc/resolv.conf; "" = the image's
+	Hostname   string   `json:"hostname,omitempty"` // enter, rekey
+	User       string   `json:"user,omitempty"`     // enter; chown: the owner
+	Pids       int64    `json:"pids,omitempty"`     // enter
 
 	Secret []byte `json:"secret,omitempty"` // rekey; with Env and Pids, as enter has them
 
@@ -147,10 +148,11 @@ type Res struct {
 	End       *sandbox.ProcessEnd `json:"end,omitempty"`
 	Processes []sandbox.Process   `json:"processes,omitempty"`
 	Tasks     []sandbox.Task      `json:"tasks,omitempty"`
-	Calls     []int64             `json:"calls,omitempty"`    // accept: connections, the oldest first
-	EOF       bool                `json:"eof,omitempty"`      // call_read: nothing comes after this
-	Progress  *Progress           `json:"progress,omitempty"` // nil: the connection is not known
-	Mark      *Mark               `json:"mark,omitempty"`     // connect: how far the agent has come; guests of before have none
+	OOMKills  int64               `json:"oom_kills,omitempty"` // processes
+	Calls     []int64             `json:"calls,omitempty"`     // accept: connections, the oldest first
+	EOF       bool                `json:"eof,omitempty"`       // call_read: nothing comes after this
+	Progress  *Progress           `json:"progress,omitempty"`  // nil: the connection is not known
+	Mark      *Mark               `json:"mark,omitempty"`      // connect: how far the agent has come; guests of before have none
 }
 
 // Ops of a request.

@@ -199,7 +199,8 @@ const cpuPeriod = 100_000
 // limit sets what the sandbox in a kernel may use.
 func (g cgroups) limit(id string, r sandbox.Resources) error {
 	quota := max(r.MilliCPU*cpuPeriod/1000, 1000)
-	mem := strconv.FormatInt(r.MemoryLimit+kernelOverhead, 10)
+	// The sentry ends processes before it comes to this.
+	mem := strconv.FormatInt(r.MemoryLimit+kernelOverhead+memoryReserve(r.MemoryLimit), 10)
 	// A process inside is four to five tasks of the host (a stub, its system
 	// call thread, its system message threads). The limit is kept inside, by
 	// the guest's cgroup; this one only protects the host, and a sentry that

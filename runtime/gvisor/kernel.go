@@ -388,6 +388,9 @@ func (k *Kernel) Attach(ctx context.Context, c runtime.Container) error {
 	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
 		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
 	}
+	if err := k.setSize(c.Resources); err != nil {
+		return k.explain(op, err)
+	}
 	cid := containerName(1)
 	init, err := k.launch(c, cid)
 	if err != nil {
@@ -546,7 +549,7 @@ func (k *Kernel) enterLocked(ctx context.Context, c runtime.Container, initPID i
 
 // inGuest is the container of an init as the guest is told of it.
 func inGuest(c runtime.Container, initPID int) guest.Container {
-	return guest.Container{InitPID: initPID, Env: runtime.Environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids,
+	return guest.Container{InitPID: initPID, Env: runtime.Environ(c), WorkingDir: c.Rootfs.WorkingDir, User: c.Rootfs.User, Pids: c.Resources.Pids, Hostname: c.Sandbox,
 		Resolv: runtime.ResolvConf(c.Resolvers)}
 }
 
@@ -564,10 +567,10 @@ func (k *Kernel) Stats(ctx context.Context) (sandbox.Stats, error) {
 	cid, paused := k.container, k.paused
 	k.mu.Unlock()
 	if cid != "" && !paused {
-		// The one figure that comes from inside. Without an answer it is left
+		// The figures that come from inside. Without an answer they are left
 		// out: the others are the host's and do not depend on it.
-		if _, tasks, err := k.guest.Processes(ctx); err == nil {
-			s.Processes = int64(len(tasks))
+		if processes, kills, err := k.guest.Counts(ctx); err == nil {
+			s.Processes, s.OOMKills = processes, kills
 		}
 	}
 	var st unix.Stat_t

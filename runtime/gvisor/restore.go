@@ -92,12 +92,18 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 	if err := k.d.groups.limit(k.id, wide); err != nil {
 		return err
 	}
+	if err := k.setSize(c.Resources); err != nil { // what goes on sees it from the start
+		return err
+	}
 	if err := k.sb.Restore(k.d.start, root, k.id, dir, false /* direct */, true /* background */, linksOf(c.Device, true)); err != nil {
 		return err
 	}
 	k.plugged = c.Device != nil
 	cid := containerName(1)
 	if err := k.restoreContainer(c, cid, was.Mounts); err != nil {
+		return err
+	}
+	if err := k.setSize(c.Resources); err != nil { // the limit is of the kernel that is there now
 		return err
 	}
 	k.container = cid // and runs, also if its source was paused: gVisor does not save that
@@ -112,7 +118,7 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 	if err != nil {
 		return err
 	}
-	if err := k.guest.Rekey(ctx, secret, guest.Container{Env: runtime.Environ(c), Pids: c.Resources.Pids}, c.Guest != nil); err != nil {
+	if err := k.guest.Rekey(ctx, secret, guest.Container{Env: runtime.Environ(c), Pids: c.Resources.Pids, Hostname: c.Sandbox}, c.Guest != nil); err != nil {
 		return fmt.Errorf("giving the guest its secret: %w", err)
 	}
 	if c.Guest != nil {

@@ -90,6 +90,8 @@ func Run(t *testing.T, f Factory) {
 		{"InitKilled", s.testInitKilled},
 		{"KillEverything", s.testKillEverything},
 		{"MemoryLimit", s.testMemoryLimit},
+		{"Size", s.testSize},
+		{"Hostname", s.testHostname},
 		{"DiskLimit", s.testDiskLimit},
 		{"PidsLimit", s.testPidsLimit},
 		{"CPULimit", s.testCPULimit},

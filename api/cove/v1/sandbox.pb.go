@@ -88,7 +88,7 @@ type Resources struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cpu           float64                `protobuf:"fixed64,1,opt,name=cpu,proto3" json:"cpu,omitempty"`                                   // cores; default 1
 	Memory        int64                  `protobuf:"varint,2,opt,name=memory,proto3" json:"memory,omitempty"`                              // bytes reserved; default 512 MiB
-	MemoryLimit   int64                  `protobuf:"varint,3,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"` // bytes at which the sandbox ends with oom; default = memory
+	MemoryLimit   int64                  `protobuf:"varint,3,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"` // bytes above which the largest process ends with oom; default = memory
 	Disk          int64                  `protobuf:"varint,4,opt,name=disk,proto3" json:"disk,omitempty"`                                  // bytes of writable layer; default 10 GiB
 	Pids          int64                  `protobuf:"varint,5,opt,name=pids,proto3" json:"pids,omitempty"`                                  // default 1024
 	unknownFields protoimpl.UnknownFields
@@ -1433,6 +1433,7 @@ type StatsResponse struct {
 	MemoryPeak    int64                  `protobuf:"varint,3,opt,name=memory_peak,json=memoryPeak,proto3" json:"memory_peak,omitempty"`
 	DiskUsed      int64                  `protobuf:"varint,4,opt,name=disk_used,json=diskUsed,proto3" json:"disk_used,omitempty"`
 	Processes     int64                  `protobuf:"varint,5,opt,name=processes,proto3" json:"processes,omitempty"`
+	OomKills      int64                  `protobuf:"varint,6,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"` // processes that ended over the memory limit, since it was created or restored
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1498,6 +1499,13 @@ func (x *StatsResponse) GetDiskUsed() int64 {
 func (x *StatsResponse) GetProcesses() int64 {
 	if x != nil {
 		return x.Processes
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetOomKills() int64 {
+	if x != nil {
+		return x.OomKills
 	}
 	return 0
 }
@@ -2293,14 +2301,15 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x13KillByLabelResponse\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\tR\x03ids\"\x1e\n" +
 	"\fStatsRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xb9\x01\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xd6\x01\n" +
 	"\rStatsResponse\x124\n" +
 	"\bcpu_time\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\acpuTime\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\x03R\x06memory\x12\x1f\n" +
 	"\vmemory_peak\x18\x03 \x01(\x03R\n" +
 	"memoryPeak\x12\x1b\n" +
 	"\tdisk_used\x18\x04 \x01(\x03R\bdiskUsed\x12\x1c\n" +
-	"\tprocesses\x18\x05 \x01(\x03R\tprocesses\"2\n" +
+	"\tprocesses\x18\x05 \x01(\x03R\tprocesses\x12\x1b\n" +
+	"\toom_kills\x18\x06 \x01(\x03R\boomKills\"2\n" +
 	"\fPauseRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04cold\x18\x02 \x01(\bR\x04cold\";\n" +

@@ -27,7 +27,7 @@ import (
 var added embed.FS
 
 // all edits, in the order they are made.
-var all = slices.Concat(edits, callsEdits, carryEdits)
+var all = slices.Concat(edits, callsEdits, carryEdits, insideEdits)
 
 func main() {
 	if len(os.Args) != 3 {
@@ -76,6 +76,9 @@ func (e edit) apply(root string) error {
 	if e.add != "" {
 		src, err := added.ReadFile("add/" + e.add)
 		if err != nil {
+			return err
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { // of a package of ours
 			return err
 		}
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)

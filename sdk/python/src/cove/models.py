@@ -168,6 +168,7 @@ class Stats:
     memory_peak: int
     disk_used: int
     processes: int
+    oom_kills: int = 0  # processes that ended over the memory limit, since it was created or restored
 
     @classmethod
     def parse(cls, j: Json) -> Stats:
@@ -177,6 +178,7 @@ class Stats:
             memory_peak=parse_int(j.get("memoryPeak")),
             disk_used=parse_int(j.get("diskUsed")),
             processes=parse_int(j.get("processes")),
+            oom_kills=parse_int(j.get("oomKills")),
         )
 
 

@@ -130,10 +130,10 @@ class Sandbox(_SandboxState):
         """Make a sandbox; it is running when this returns.
 
         It starts from an image (default "base"), a snapshot or a template, by
-        object, name or id. memory is reserved, memory_limit is where the sandbox
-        ends with oom (default: the same). It ends with this process, or five
-        minutes after that was killed, unless keep=True: then it lives for timeout,
-        or what the server gives it. timeout: seconds it lives (0: no limit);
+        object, name or id. memory is reserved, above memory_limit the largest
+        process ends with oom (default: the same). It ends with this process, or
+        five minutes after that was killed, unless keep=True: then it lives for
+        timeout, or what the server gives it. timeout: seconds it lives (0: no limit);
         idle_timeout: seconds it may do nothing before on_idle happens: "kill"
         (the default) or "pause", out of which any call wakes it. volumes: by
         path inside, a volume or its name, or (volume, mode) with the mode "rw"
