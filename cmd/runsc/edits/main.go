@@ -1,11 +1,12 @@
 // Command edits makes the gVisor that bin/runsc is built of: the pinned module
-// with a few places changed, so that a kernel restores in two thirds of the
-// time. What is changed, and what each change brings, is in table.go.
+// with a few places changed: a kernel restores in two thirds of the time
+// (table.go), root inside has more and leaves nothing (table_root.go), errors are
+// Linux's (table_answers.go). What each change brings is said there.
 //
 //	edits MODULE DIR    copy MODULE (as "go list -m" names it) to DIR, changed
 //
 // gVisor is changed only where it costs what cannot be had from outside, and
-// never in what it allows. What plain gVisor wrote is still read; where we write
+// never allows more than it did, but for tracing one's own processes. What plain gVisor wrote is still read; where we write
 // it otherwise, stateForm in runtime/gvisor counts it. A pin that moves such a
 // place fails here, by name, before anything is built.
 package main
