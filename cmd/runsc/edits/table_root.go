@@ -186,6 +186,44 @@ func (ns *PIDNamespace) holds(other *PIDNamespace) bool {
 	// Install seccomp`,
 	},
 
+	// One set of limits was the guest's and every container's: root inside that
+	// lowered init's left the guest without descriptors, and no episode began
+	// any more.
+	{
+		file: "runsc/boot/limits.go",
+		old: `	// Set RLIMIT_MEMLOCK's default value`,
+		new: `	ls = ls.GetCopy()
+	// Set RLIMIT_MEMLOCK's default value`,
+	},
+	// And so was devpts, which in Linux (since 4.7) is new with each mount: the
+	// terminals of an episode were numbered on in the next, and listed.
+	{
+		file: "pkg/sentry/fsimpl/devpts/devpts.go",
+		old: `	newinstance := false
+`,
+		new: `	newinstance := true
+`,
+	},
+	// A closed connection keeps its port for 10 ms instead of a minute, which
+	// the next episode's server would have to wait for. There is nothing to wait
+	// for: all that is reached is on this machine, behind no lossy line.
+	{
+		file: "runsc/boot/loader.go",
+		old: `	// Enable Receive Buffer Auto-Tuning.
+	{
+`,
+		new: `	{
+		opt := tcpip.TCPTimeWaitTimeoutOption(10 * gtime.Millisecond)
+		if err := s.Stack.SetTransportProtocolOption(tcp.ProtocolNumber, &opt); err != nil {
+			return nil, fmt.Errorf("SetTransportProtocolOption(%d, &%T): %s", tcp.ProtocolNumber, opt, err)
+		}
+	}
+
+	// Enable Receive Buffer Auto-Tuning.
+	{
+`,
+	},
+
 	// Keyrings belong to the user namespace, which is the kernel's, and are
 	// never freed: a name joined in one episode would be found in the next, and 200
 	// would be all. As under Docker there are none (runc takes ENOSYS for it).
