@@ -191,7 +191,7 @@ func (ns *PIDNamespace) holds(other *PIDNamespace) bool {
 	// any more.
 	{
 		file: "runsc/boot/limits.go",
-		old: `	// Set RLIMIT_MEMLOCK's default value`,
+		old:  `	// Set RLIMIT_MEMLOCK's default value`,
 		new: `	ls = ls.GetCopy()
 	// Set RLIMIT_MEMLOCK's default value`,
 	},
