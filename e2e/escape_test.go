@@ -570,6 +570,7 @@ print('seen', seen)
 // tries to go; and the limit of processes holds.
 func outOfGroup(t *testing.T, w *world.World) {
 	spec := world.Small()
+	spec.Resources.Memory = sandbox.GiB // for 40 Pythons
 	spec.Resources.Pids = 40
 	b := w.Create(t, spec)
 	go func() {
