@@ -24,6 +24,9 @@ var escapes = []scenario{
 	{"raw sockets", rawSockets},
 	{"mounts", mounts},
 	{"more privileges", privileges},
+	{"a process of the guest before it executes", unborn},
+	{"out of the group of its exec", outOfGroup},
+	{"a file call through /proc", magicLinks},
 }
 
 // guestPort is what garbage, flood and impostor aim at: the one port that
@@ -442,24 +445,31 @@ print(out)
 	}
 }
 
+// Root mounts what gVisor has, into its own mount namespace; not what is one for
+// the whole kernel.
 func mounts(t *testing.T, w *world.World) {
 	b := w.Create(t, world.Small())
 	r := b.Python(t, `
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
-os.makedirs('/m', exist_ok=True)
-out = []
-for src, kind, flags, data in ((b'tmpfs', b'tmpfs', 0, None), (b'proc', b'proc', 0, None), (b'/', None, 4096, None), (b'none', b'cgroup', 0, b'pids'), (b'sysfs', b'sysfs', 0, None),
-        (b'/dev/vda', b'ext4', 0, None), (b'overlay', b'overlay', 0, b'lowerdir=/,upperdir=/tmp,workdir=/m'), (None, None, 32, None), (b'x', b'9p', 0, b'trans=fd,rfdno=0,wfdno=0'), (b'devpts', b'devpts', 0, None)):
-    if libc.mount(src, b'/m', kind, flags, data) == 0: out.append((src, kind)); libc.umount2(b'/m', 2)
-for p in (b'/proc', b'/sys', b'/dev', b'/'):
-    if libc.umount2(p, 2) == 0: out.append((b'umount', p))
-if libc.pivot_root(b'/m', b'/m') == 0: out.append('pivot_root')
-print(out)
+for d in ('/m', '/low', '/dev/shm/up', '/dev/shm/work'): os.makedirs(d, exist_ok=True)
+may, not_ = [], []
+for src, kind, flags, data in ((b'tmpfs', b'tmpfs', 0, None), (b'proc', b'proc', 0, None), (b'/low', None, 4096, None), (b'sysfs', b'sysfs', 0, None), (b'devpts', b'devpts', 0, None),
+        (b'overlay', b'overlay', 0, b'lowerdir=/low,upperdir=/dev/shm/up,workdir=/dev/shm/work'), (b'none', b'cgroup2', 0, None),
+        (b'none', b'cgroup', 0, b'pids'), (b'none', b'cgroup', 0, b'none,name=x'), (b'/dev/vda', b'ext4', 0, None), (b'x', b'9p', 0, b'trans=fd,rfdno=0,wfdno=0'), (b'x', b'erofs', 0, b'ifd=3'), (b'dev', b'devtmpfs', 0, None), (b'x', b'fuse', 0, b'fd=0,rootmode=40000,user_id=0,group_id=0')):
+    if libc.mount(src, b'/m', kind, flags, data) == 0:
+        may.append((kind or b'bind').decode())
+        if kind == b'proc':
+            if [p for p in os.listdir('/m') if p.isdigit() and b'agent' in open('/m/%s/cmdline' % p, 'rb').read() and p != str(os.getpid())]: may.append('the guest')
+        if kind == b'cgroup2':
+            if open('/m/cgroup.procs').read().split() != [str(os.getpid())]: may.append('other groups')
+        libc.umount2(b'/m', 2)
+    else: not_.append((kind or b'bind').decode())
+print(may, not_)
 `, time.Minute)
 	r.WantExit(t, 0)
-	if string(r.Out) != "[]\n" {
-		t.Errorf("root inside may mount: %s", r.Out)
+	if want := "['tmpfs', 'proc', 'bind', 'sysfs', 'devpts', 'overlay', 'cgroup2'] ['cgroup', 'cgroup', 'ext4', '9p', 'erofs', 'devtmpfs', 'fuse']\n"; string(r.Out) != want {
+		t.Errorf("root inside may and may not mount %s want %s", r.Out, want)
 	}
 	// In a user namespace of its own it may, as any user on Linux; what it
 	// sees there is still its own kernel, without the guest.
@@ -472,26 +482,145 @@ print(out)
 
 func privileges(t *testing.T, w *world.World) {
 	b := w.Create(t, world.Small())
-	// CAP_SYS_ADMIN 21, NET_ADMIN 12, NET_RAW 13, SYS_MODULE 16, MKNOD 27: not
-	// even in the bounding set.
+	// NET_ADMIN 12, NET_RAW 13, SYS_MODULE 16, SYS_RAWIO 17, SYS_BOOT 22, SYS_TIME
+	// 25, BPF 39: not even in the bounding set.
 	r := b.Python(t, `
 caps = {}
 for line in open('/proc/self/status'):
     if line.startswith('Cap'):
         k, v = line.split(':'); caps[k] = int(v, 16)
-print([(k, c) for k in ('CapEff', 'CapPrm', 'CapBnd', 'CapInh', 'CapAmb') for c in (12, 13, 16, 17, 21, 22, 25, 27) if caps.get(k, 0) >> c & 1])
+print([(k, c) for k in ('CapEff', 'CapPrm', 'CapBnd', 'CapInh', 'CapAmb') for c in (12, 13, 16, 17, 22, 25, 39) if caps.get(k, 0) >> c & 1])
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
-print(libc.sethostname(b'evil', 4), libc.reboot(0x1234567))
+print(libc.reboot(0x1234567))
 `, time.Minute)
 	r.WantExit(t, 0)
-	if string(r.Out) != "[]\n-1 -1\n" {
+	if string(r.Out) != "[]\n-1\n" {
 		t.Errorf("root inside has %s", r.Out)
 	}
 	// sudo works for the image's user, and leads no further.
-	r = b.Exec(t, sandbox.ProcessSpec{Command: "sudo -n id -u; sudo -n mount -t tmpfs x /mnt 2>/dev/null && echo mounted; true", User: "user"})
+	r = b.Exec(t, sandbox.ProcessSpec{Command: "sudo -n id -u; sudo -n mount -t tmpfs x /mnt && echo mounted; mount -t tmpfs x /mnt 2>/dev/null && echo by itself; true", User: "user"})
 	r.WantExit(t, 0)
-	if string(r.Out) != "0\n" {
+	if string(r.Out) != "0\nmounted\n" {
 		t.Errorf("sudo: %q %q", r.Out, r.Err)
+	}
+}
+
+// While it is being started, a process has the guest's memory and descriptors.
+// Root inside, which may trace anything it sees, watches for new pids and tries
+// what there is.
+func unborn(t *testing.T, w *world.World) {
+	b := w.Create(t, world.Small())
+	done := make(chan world.Result, 1)
+	go func() {
+		r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{ExecID: "watch", User: "root", Timeout: time.Minute, Args: []string{"python3", "-c", `
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+known, got, seen, end = set(os.listdir('/proc')), [], 0, time.time() + 8
+open('/ready', 'w').write('x')
+while time.time() < end:
+    for p in os.listdir('/proc'):
+        if not p.isdigit() or p in known: continue
+        try: mine = b'agent' not in open('/proc/%s/cmdline' % p, 'rb').read()
+        except OSError: continue
+        if mine: known.add(p); continue
+        seen += 1
+        try:
+            if b'COVE' in open('/proc/%s/environ' % p, 'rb').read() and b'agent' in open('/proc/%s/cmdline' % p, 'rb').read(): got.append('environ')
+        except OSError: pass
+        try: os.open('/proc/%s/mem' % p, os.O_RDWR); b'agent' in open('/proc/%s/cmdline' % p, 'rb').read() and got.append('mem')
+        except OSError: pass
+        for f in range(3, 30):
+            try: l = os.readlink('/proc/%s/fd/%d' % (p, f)); b'agent' in open('/proc/%s/cmdline' % p, 'rb').read() and got.append(l)
+            except OSError: pass
+        if libc.ptrace(16, int(p), None, None) == 0:
+            os.waitpid(int(p), 0x40000000)
+            if b'agent' in open('/proc/%s/cmdline' % p, 'rb').read(): got.append('traced')
+            libc.ptrace(17, int(p), None, None)
+        known.add(p)
+print(got)
+print('seen', seen)
+`}})
+		if err != nil {
+			t.Errorf("the watcher: %v", err)
+		}
+		done <- r
+	}()
+	world.Eventually(t, time.Minute, "the watcher watches", func() bool {
+		_, _, err := b.Read(t.Context(), "/ready")
+		return err == nil
+	})
+	for {
+		select {
+		case r := <-done:
+			r.WantExit(t, 0)
+			if !strings.HasPrefix(string(r.Out), "[]\n") {
+				t.Errorf("of a process that is being started, root inside has %s", r.Out)
+			}
+			t.Logf("%s", r.Out)
+			return
+		default:
+			b.Exec(t, sandbox.ProcessSpec{Command: "true", User: "user"})
+		}
+	}
+}
+
+// What runs in an exec ends with it, whatever groups it makes and wherever it
+// tries to go; and the limit of processes holds.
+func outOfGroup(t *testing.T, w *world.World) {
+	spec := world.Small()
+	spec.Resources.Memory = sandbox.GiB // for 40 Pythons
+	spec.Resources.Pids = 40
+	b := w.Create(t, spec)
+	go func() {
+		_, _ = b.TryExec(t.Context(), sandbox.ProcessSpec{ExecID: "other", User: "root", Args: []string{"sleep", "1000"}})
+	}()
+	world.Eventually(t, time.Minute, "the other exec runs", func() bool { ps, _ := b.Tasks(t); return len(ps) > 0 })
+	r := b.Exec(t, sandbox.ProcessSpec{User: "root", Timeout: 5 * time.Second, Command: `
+other=$(pgrep -o sleep)
+mount -t cgroup2 x /mnt; mkdir -p /mnt/a/b
+for ns in 1 $other; do
+  nsenter -C -t $ns sh -c 'echo $$ > /mnt/a/cgroup.procs; exec setsid sleep 2000' &
+  nsenter -C -t $ns sh -c 'mount -t cgroup2 x /srv; echo $$ > /srv/cgroup.procs; exec setsid sleep 2000' &
+  unshare -C nsenter -C -t $ns setsid sleep 2000 &
+done
+unshare -Urm sh -c 'mount -t cgroup2 x /srv; echo $$ > /srv/a/cgroup.procs; exec setsid sleep 2000' &
+(echo $(exec sh -c 'echo $PPID') > /mnt/a/b/cgroup.procs; exec setsid sleep 2000) &
+echo max > /mnt/pids.max; echo 1000 > /mnt/a/pids.max
+sleep 1000`})
+	r.WantCause(t, sandbox.Deadline)
+	if got := b.Must(t, "pgrep -fx '(setsid )?sleep 2000' | wc -l; pgrep -x sleep | wc -l"); got != "0\n1" {
+		t.Errorf("after the exec's end: %q, want nothing of it and the other", got)
+	}
+	r = b.Python(t, `
+import os, signal
+n = 0
+try:
+    while n < 100:
+        if not os.fork(): signal.pause()
+        n += 1
+except OSError: pass
+print(n < 40, flush=True)
+os.killpg(0, 9)
+`, time.Minute)
+	if string(r.Out) != "True\n" {
+		t.Errorf("a limit of 40 processes: %q %q", r.Out, r.Err)
+	}
+}
+
+// A link of /proc leads to what a process holds, whatever it is called. File
+// calls and working directories do not follow it.
+func magicLinks(t *testing.T, w *world.World) {
+	b := w.Create(t, world.Small())
+	b.Must(t, "echo secret > /root/s; exec 9</root/s; setsid sleep 1000 & echo -n $! > /pid; ln -s /proc/$!/fd/9 /link; ln -s /proc/$!/cwd /dir; ln -s /root/s /plain")
+	if data, _, err := b.Read(t.Context(), "/link"); err == nil {
+		t.Errorf("read %q through a link of /proc", data)
+	}
+	if data, _, err := b.Read(t.Context(), "/plain"); err != nil || string(data) != "secret\n" {
+		t.Errorf("a plain link: %q, %v", data, err)
+	}
+	if r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{Command: "pwd", Cwd: "/dir", User: "root"}); err == nil {
+		t.Errorf("started in %q through a link of /proc", r.Out)
 	}
 }

@@ -14,6 +14,7 @@ var resets = []scenario{
 	{"reset leaves nothing", resetLeavesNothing},
 	{"reset of a full disk", resetFullDisk},
 	{"reset again and again", resetOften},
+	{"reset is pristine", resetPristine},
 }
 
 // look prints all an episode could have left behind. It is the same before a

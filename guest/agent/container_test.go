@@ -98,9 +98,8 @@ func TestProcessesRunInsideTheContainer(t *testing.T) {
 		t.Errorf("%q, pid %d", f, r.started.PID)
 	}
 	bnd, _ := strconv.ParseUint(f[7], 16, 64)
-	// SYS_PTRACE although init has it: it would open the agent's memory.
-	const sysAdmin, netAdmin, netRaw, sysPtrace, chown = 21, 12, 13, 19, 0
-	if bnd&(1<<sysAdmin|1<<netAdmin|1<<netRaw|1<<sysPtrace) != 0 || bnd&(1<<chown) == 0 {
+	const sysAdmin, netAdmin, netRaw, sysBoot, sysPtrace, chown = 21, 12, 13, 22, 19, 0
+	if bnd&(1<<netAdmin|1<<netRaw|1<<sysBoot) != 0 || bnd&(1<<chown) == 0 || bnd&(1<<sysAdmin) == 0 || bnd&(1<<sysPtrace) == 0 {
 		t.Errorf("capabilities %s", f[7])
 	}
 	if _, err := os.Stat("/mnt/new/work"); err == nil {

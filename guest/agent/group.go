@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +19,10 @@ import (
 // see it.
 const groupMount = "/dev/cove-groups"
 
+// maxGroupDepth is how deep groups may be nested below an episode's. An exec's is
+// at 1.
+const maxGroupDepth = 16
+
 // mountGroups mounts them once per kernel. Version 2: of the seven version 1
 // hierarchies a sentry has, a fork is charged to a random one, so that a pids
 // limit there lets six of seven through.
@@ -25,7 +30,9 @@ var mountGroups = sync.OnceValue(func() error {
 	if err := os.Mkdir(groupMount, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	if err := unix.Mount("none", groupMount, "cgroup2", 0, ""); err != nil {
+	// nsdelegate: a process may make groups below its own, move its processes
+	// there and limit them, but neither leave its own nor change its limits.
+	if err := unix.Mount("none", groupMount, "cgroup2", 0, "nsdelegate"); err != nil {
 		return fmt.Errorf("mount of cgroup2: %w", err)
 	}
 	return nil
@@ -51,6 +58,10 @@ func newGroup() (*group, error) {
 	if _, err := os.Stat(filepath.Join(dir, "pids.max")); err != nil {
 		return nil, fmt.Errorf("no pids controller: %w", err)
 	}
+	// So that what is made inside can be removed without a path that is too long.
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.max.depth"), []byte(strconv.Itoa(maxGroupDepth)), 0); err != nil {
+		return nil, err
+	}
 	return &group{dir: dir}, nil
 }
 
@@ -64,7 +75,8 @@ func (g *group) limit(n int64) error {
 }
 
 // sub makes the group of one exec. Its processes are born in it and cannot
-// leave, whatever they do to their session, parent and environment.
+// leave, whatever they do to their session, parent and environment: it is the
+// root of their cgroup namespace.
 func (g *group) sub() (*subgroup, error) {
 	if g == nil {
 		return nil, nil
@@ -87,7 +99,7 @@ func (g *group) sweep(upTo int64) {
 	ents, _ := os.ReadDir(g.dir)
 	for _, e := range ents {
 		if n, err := strconv.ParseInt(e.Name(), 10, 64); err == nil && n <= upTo {
-			unix.Rmdir(filepath.Join(g.dir, e.Name()))
+			removeGroup(filepath.Join(g.dir, e.Name()))
 		}
 	}
 }
@@ -130,7 +142,7 @@ func (s *subgroup) kill() error {
 		return err
 	}
 	for range 1000 {
-		if b, err := os.ReadFile(filepath.Join(s.dir, "cgroup.procs")); err != nil || len(b) == 0 {
+		if b, err := os.ReadFile(filepath.Join(s.dir, "cgroup.events")); err != nil || bytes.Contains(b, []byte("populated 0")) {
 			return err
 		}
 		time.Sleep(time.Millisecond)
@@ -142,6 +154,26 @@ func (s *subgroup) kill() error {
 func (s *subgroup) remove() {
 	if s != nil {
 		s.started()
-		unix.Rmdir(s.dir)
+		removeGroup(s.dir)
+	}
+}
+
+// removeGroup removes a group with the groups that code inside has made below
+// it, those that are empty.
+func removeGroup(dir string) {
+	err := unix.Rmdir(dir)
+	if err != unix.EBUSY && err != unix.ENOTEMPTY {
+		return
+	}
+	ents, _ := os.ReadDir(dir)
+	below := false
+	for _, e := range ents {
+		if e.IsDir() {
+			removeGroup(filepath.Join(dir, e.Name()))
+			below = true
+		}
+	}
+	if below {
+		unix.Rmdir(dir)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cove-sandbox/cove/guest/wire"
 )
 
 const (
@@ -212,7 +214,10 @@ func (c *containerSpace) board(initPID int, pids int64, workdir string) (*inside
 		if err := ownRoot(); err != nil {
 			return err
 		}
-		return enterThread(fd, 0)
+		if err := enterThread(fd, 0); err != nil {
+			return err
+		}
+		return disarmThread()
 	})
 	if in.null, err = openNull(); err == nil && !c.filesOnly {
 		err = c.boardSpawner(in, fd, pids)
@@ -244,9 +249,6 @@ func (c *containerSpace) boardSpawner(in *inside, pidfd int, pids int64) error {
 		// there is no such mount (not in gVisor) the call fails, which is as
 		// good.
 		unix.Unmount("/tmp", unix.MNT_DETACH)
-		if c.ahead {
-			err = sealSysctls()
-		}
 		var st unix.Stat_t
 		in.home = in.workdir == "" || c.stat(in.workdir, &st) == nil
 	})
@@ -254,19 +256,6 @@ func (c *containerSpace) boardSpawner(in *inside, pidfd int, pids int64) error {
 }
 
 func (c *containerSpace) forFiles() Space { return &containerSpace{filesOnly: true} }
-
-// sealSysctls makes /proc/sys read-only for the container the calling thread is
-// in. The network stack is the kernel's: what root inside set there would
-// outlive a reset.
-func sealSysctls() error {
-	if err := unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("sealing /proc/sys: %w", err)
-	}
-	if err := unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		return fmt.Errorf("sealing /proc/sys: %w", err)
-	}
-	return nil
-}
 
 // ownRoot gives the calling thread a root, a working directory and a umask of
 // its own, without which it cannot enter another mount namespace.
@@ -288,22 +277,44 @@ func enterThread(pidfd, umask int) error {
 	return nil
 }
 
-// processCaps is what processes of root may have: Docker's default set without
-// NET_RAW (it could sniff the loopback device) and MKNOD. CAP_SYS_PTRACE is not
-// in it: a forked child is the agent's memory until it executes, code inside
-// can stop it there, and who may trace it then reads the secret. Debuggers work
-// without, on processes of their own user.
-const processCaps = 1<<unix.CAP_AUDIT_WRITE | 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
-	1<<unix.CAP_KILL | 1<<unix.CAP_NET_BIND_SERVICE | 1<<unix.CAP_SETFCAP | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETPCAP |
-	1<<unix.CAP_SETUID | 1<<unix.CAP_SYS_CHROOT
+// disarmThread takes CAP_SYS_PTRACE from a thread that works on files: with it,
+// links in /proc lead to what processes hold, those that are being started by
+// the agent included.
+func disarmThread() error {
+	return changeCaps(func(data *[2]unix.CapUserData) {
+		data[0].Effective &^= 1 << unix.CAP_SYS_PTRACE
+		data[0].Permitted &^= 1 << unix.CAP_SYS_PTRACE
+	})
+}
 
-// confineThread leaves the thread's own powers as they are, but takes from
-// what it executes all but processCaps. The powers stay on purpose: the forked
-// child shares the agent's memory until it executes, and what holds more
-// capabilities than the tracer cannot be traced by it.
+func changeCaps(change func(*[2]unix.CapUserData)) error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("capget: %w", err)
+	}
+	change(&data)
+	if err := unix.Capset(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("capset: %w", err)
+	}
+	return nil
+}
+
+// processCaps is what processes of root may have, as a mask.
+func processCaps() (mask uint64) {
+	for _, c := range wire.UserCaps {
+		mask |= 1 << c
+	}
+	return mask
+}
+
+// confineThread takes from what the thread executes all but processCaps. Until
+// it executes, a forked child shares the agent's memory: that nobody inside may
+// trace it then is the kernel's rule (cmd/runsc/edits), not a question of powers.
 func confineThread() error {
+	keep := processCaps()
 	for c := uintptr(0); c <= lastCap; c++ {
-		if processCaps&(1<<c) != 0 {
+		if keep&(1<<c) != 0 {
 			continue
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
@@ -314,16 +325,7 @@ func confineThread() error {
 	}
 	// Inheritable and ambient capabilities pass execve beside the bounding set.
 	unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&hdr, &data[0]); err != nil {
-		return fmt.Errorf("capget: %w", err)
-	}
-	data[0].Inheritable, data[1].Inheritable = 0, 0
-	if err := unix.Capset(&hdr, &data[0]); err != nil {
-		return fmt.Errorf("capset: %w", err)
-	}
-	return nil
+	return changeCaps(func(data *[2]unix.CapUserData) { data[0].Inheritable, data[1].Inheritable = 0, 0 })
 }
 
 // watch closes gone when init has ended. It ends with init's descriptor.
@@ -449,8 +451,18 @@ func (c *containerSpace) spawner(f func()) error {
 	return errLeft
 }
 
+// open follows links, but not those in /proc that lead to what a process holds
+// whatever its name: a child that is being started still has the descriptors
+// of the agent, and code inside may know its pid ahead.
 func (c *containerSpace) open(path string, flags int, mode uint32) (int, error) {
-	return retryEINTR(func() (int, error) { return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOCTTY, mode) })
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Resolve: unix.RESOLVE_NO_MAGICLINKS}
+	if flags&unix.O_PATH == 0 {
+		how.Flags |= unix.O_NOCTTY
+	}
+	if flags&unix.O_CREAT != 0 { // openat2 refuses a mode without, and with it all but permissions
+		how.Mode = uint64(mode & 0o7777)
+	}
+	return retryEINTR(func() (int, error) { return unix.Openat2(unix.AT_FDCWD, path, &how) })
 }
 
 func (c *containerSpace) stat(path string, st *unix.Stat_t) error { return unix.Stat(path, st) }

@@ -193,10 +193,13 @@ func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio, grou
 	if cwd == "" {
 		cwd = ep.workdir
 	}
-	var st unix.Stat_t
-	if err := ep.space.stat(cwd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+	// Opened here and not by its name in the child, which would follow links of
+	// /proc to its own descriptors, and those are the agent's.
+	dir, err := ep.space.open(cwd, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
 		return nil, sandbox.InvalidField("cwd", "no directory %s in the sandbox", cwd).WithHint("make it first, or leave cwd out to start in %s", ep.workdir)
 	}
+	defer unix.Close(dir)
 	env, searchPath := ep.environ(spec, id, mark)
 	argv := spec.Args
 	if spec.Command != "" {
@@ -211,7 +214,7 @@ func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio, grou
 			return nil, err
 		}
 	}
-	spawn := &spawnSpec{path: program, argv: argv, env: env, dir: ep.space.workdir(cwd), files: fds.child, ctty: spec.PTY != nil, group: group}
+	spawn := &spawnSpec{path: program, argv: argv, env: env, dir: dir, files: fds.child, ctty: spec.PTY != nil, group: group}
 	if ep.space.users() && (id.uid != 0 || id.gid != 0 || len(id.groups) > 0) {
 		spawn.user = &id
 	}
@@ -219,7 +222,8 @@ func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio, grou
 	if err == unix.ENOSYS {
 		got, err = forkExec(spawn)
 	}
-	if err == unix.EACCES && !id.mayEnter(&st) {
+	var st unix.Stat_t
+	if err == unix.EACCES && unix.Fstat(dir, &st) == nil && !id.mayEnter(&st) {
 		return nil, &sandbox.Error{Class: sandbox.Denied, Field: "cwd", Msg: fmt.Sprintf("user %s may not enter %s", cmp.Or(id.name, strconv.Itoa(int(id.uid))), cwd),
 			Hint: "set cwd to a directory of that user"}
 	}
@@ -233,12 +237,13 @@ func (ep *episode) fork(spec *sandbox.ProcessSpec, mark string, fds *stdio, grou
 // spawnSpec is a process with everything resolved: a session of its own, and no
 // descriptors but these three.
 type spawnSpec struct {
-	path, dir string
+	path      string
+	dir       int // descriptor of the directory to start in
 	argv, env []string
 	files     [3]int
 	user      *ident // nil = as we are
 	ctty      bool   // files[0] is a terminal to control it
-	group     int    // descriptor of the cgroup to be born in; 0 = ours
+	group     int    // descriptor of the cgroup to be born in, and to have as the root of those it sees; 0 = ours
 }
 
 type spawned struct {
@@ -251,7 +256,6 @@ type spawned struct {
 func forkExec(s *spawnSpec) (spawned, error) {
 	got := spawned{pidfd: -1}
 	attr := &syscall.ProcAttr{
-		Dir:   s.dir,
 		Env:   s.env,
 		Files: []uintptr{uintptr(s.files[0]), uintptr(s.files[1]), uintptr(s.files[2])},
 		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: s.ctty, PidFD: &got.pidfd, UseCgroupFD: s.group != 0, CgroupFD: s.group},
@@ -259,7 +263,15 @@ func forkExec(s *spawnSpec) (spawned, error) {
 	if s.user != nil {
 		attr.Sys.Credential = &syscall.Credential{Uid: s.user.uid, Gid: s.user.gid, Groups: s.user.groups}
 	}
-	var err error
+	if s.group != 0 {
+		attr.Sys.Unshareflags = syscall.CLONE_NEWCGROUP
+	}
+	// From where the child starts.
+	err := unix.Fchdir(s.dir)
+	if err != nil {
+		return spawned{}, err
+	}
+	defer unix.Chdir("/")
 	if got.pid, err = syscall.ForkExec(s.path, s.argv, attr); err != nil {
 		return spawned{}, err
 	}

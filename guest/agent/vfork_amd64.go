@@ -33,10 +33,7 @@ func vfork(s *spawnSpec) (spawned, error) {
 	if err != nil {
 		return spawned{}, err
 	}
-	if a.dir, err = syscall.BytePtrFromString(s.dir); err != nil {
-		return spawned{}, err
-	}
-	a.argv, a.envp, a.files = &argv[0], &envp[0], s.files
+	a.dir, a.argv, a.envp, a.files, a.grouped = s.dir, &argv[0], &envp[0], s.files, s.group != 0
 	for _, fd := range s.files {
 		if fd < 3 { // would be overwritten before it is used
 			return spawned{}, unix.ENOSYS
@@ -78,13 +75,15 @@ type cloneArgs struct {
 // its stack or take a lock.
 type vforkArgs struct {
 	clone      cloneArgs
-	path, dir  *byte
+	path       *byte
+	dir        int
 	argv, envp **byte
 	files      [3]int
 	uid, gid   int // uid -1: stay who we are
 	groups     *uint32
 	ngroups    int
 	ctty       bool
+	grouped    bool // it gets a cgroup namespace, of the group it is born in
 	nofile     unix.Rlimit
 	all, old   uint64 // signal masks
 
@@ -123,6 +122,11 @@ func vforkExec(a *vforkArgs) (pid, errno uintptr) {
 	if _, _, e = syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0); e != 0 {
 		goto failed
 	}
+	if a.grouped {
+		if _, _, e = syscall.RawSyscall(syscall.SYS_UNSHARE, syscall.CLONE_NEWCGROUP, 0, 0); e != 0 {
+			goto failed
+		}
+	}
 	if a.uid >= 0 {
 		if _, _, e = syscall.RawSyscall(syscall.SYS_SETGROUPS, uintptr(a.ngroups), uintptr(unsafe.Pointer(a.groups)), 0); e != 0 {
 			goto failed
@@ -134,7 +138,7 @@ func vforkExec(a *vforkArgs) (pid, errno uintptr) {
 			goto failed
 		}
 	}
-	if _, _, e = syscall.RawSyscall(syscall.SYS_CHDIR, uintptr(unsafe.Pointer(a.dir)), 0, 0); e != 0 {
+	if _, _, e = syscall.RawSyscall(syscall.SYS_FCHDIR, uintptr(a.dir), 0, 0); e != 0 {
 		goto failed
 	}
 	for i := 0; i < 3; i++ {

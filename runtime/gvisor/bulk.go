@@ -58,7 +58,7 @@ func (k *Kernel) Bulk(ctx context.Context, op guest.BulkOp, stdin, stdout *os.Fi
 	}
 	defer errR.Close()
 	defer errW.Close()
-	caps, err := specutils.Capabilities(false, capabilities(guestCaps))
+	caps, err := specutils.Capabilities(false, capabilities(userCaps))
 	if err != nil {
 		return sandbox.Errorf(sandbox.Internal, opName, "%w", err)
 	}

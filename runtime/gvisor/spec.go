@@ -1,27 +1,21 @@
 package gvisor
 
 import (
+	"maps"
+	"slices"
+
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/cove-sandbox/cove/guest/wire"
 )
 
 // guestPort is where the guest listens on the kernel's loopback.
 const guestPort = 49983
 
-// userCaps is what root in the user's container has: Docker's default set
-// without NET_RAW (it could sniff the loopback the guest listens on) and
-// MKNOD. Not SYS_PTRACE either: between fork and exec a child is the guest's
-// memory, and who may trace it reads the secret; debuggers work without it on
-// processes of their own user.
-// Everything else is out of reach for the code inside: the guest drops the
-// rest from the bounding set before it forks.
-var userCaps = []string{
-	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
-	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
-}
-
-// guestCaps is the user's set plus what entering another container takes, and
-// what reading the environment of other users' processes does.
-var guestCaps = append([]string{"CAP_SYS_ADMIN", "CAP_SYS_PTRACE"}, userCaps...)
+// userCaps is what root in the user's container has, and the guest too: entering
+// another container takes SYS_ADMIN, reading the environment of other users'
+// processes SYS_PTRACE. Both are in it, and nobody can give what it has not.
+var userCaps = slices.Sorted(maps.Keys(wire.UserCaps))
 
 func capabilities(names []string) *specs.LinuxCapabilities {
 	return &specs.LinuxCapabilities{Bounding: names, Effective: names, Permitted: names}
@@ -39,7 +33,7 @@ func rootSpec(emptyDir, guestfs string, env []string) *specs.Spec {
 			Args:         []string{guestBinary, "agent"},
 			Cwd:          "/",
 			Env:          env,
-			Capabilities: capabilities(guestCaps),
+			Capabilities: capabilities(userCaps),
 			Rlimits:      []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 20, Soft: 1 << 16}},
 		},
 		Root:     &specs.Root{Path: emptyDir, Readonly: true},

@@ -1,12 +1,13 @@
 // Command edits makes the gVisor that bin/runsc is built of: the pinned module
-// with a few places changed, so that a kernel restores in two thirds of the
-// time and no call to its guest is lost. What is changed, and what each change
-// brings, is in table.go and table_*.go.
+// with a few places changed: a kernel restores in two thirds of the time
+// (table.go), no call to its guest is lost (table_calls.go), root inside has more
+// and leaves nothing (table_root.go), errors are Linux's (table_answers.go). What
+// each change brings is said there.
 //
 //	edits MODULE DIR    copy MODULE (as "go list -m" names it) to DIR, changed
 //
-// gVisor is changed only where it costs, or loses, what cannot be had from
-// outside, and never in what it allows. What plain gVisor wrote is still read; where we write
+// gVisor is changed only where it costs, or loses, what cannot be had from outside, and
+// never allows more than it did, but for tracing one's own processes. What plain gVisor wrote is still read; where we write
 // it otherwise, stateForm in runtime/gvisor counts it. A pin that moves such a
 // place fails here, by name, before anything is built.
 package main
@@ -18,16 +19,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 )
 
 //go:embed add
 var added embed.FS
-
-// all edits, in the order they are made.
-var all = slices.Concat(edits, callsEdits, carryEdits, insideEdits)
 
 func main() {
 	if len(os.Args) != 3 {
@@ -59,7 +56,7 @@ func run(module, dir string) error {
 	if err := copyTree(tmp, module); err != nil {
 		return err
 	}
-	for _, e := range all {
+	for _, e := range edits {
 		if err := e.apply(tmp); err != nil {
 			return err
 		}

@@ -33,7 +33,7 @@ func TestEditsFitThePinnedGvisor(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, e := range all {
+	for _, e := range edits {
 		if e.add == "" && e.new != "" {
 			src, err := os.ReadFile(filepath.Join(dir, e.file))
 			if err != nil || !strings.Contains(string(src), e.new) {
@@ -50,7 +50,7 @@ func TestEditsFitThePinnedGvisor(t *testing.T) {
 }
 
 func TestAnEditThatDoesNotFitIsNamed(t *testing.T) {
-	for _, e := range all {
+	for _, e := range edits {
 		from := filepath.Join(t.TempDir(), "from")
 		if err := os.MkdirAll(filepath.Join(from, filepath.Dir(e.file)), 0o755); err != nil {
 			t.Fatal(err)

@@ -1,9 +1,6 @@
 package main
 
-// Beside the table of the rest, so that branches that edit gVisor do not meet in
-// one place.
-func init() { edits = append(edits, netEdits...) }
-
+// netEdits hand on what the network says of a connect.
 var netEdits = []edit{
 	// A host that does not answer over IPv6 is told to the socket, as one of
 	// IPv4 is: a connect then ends with EHOSTUNREACH at once, and not with the
