@@ -22,6 +22,7 @@ cleanup() {
   trap - EXIT INT TERM
   set +e # whatever happens, go on to the end
   if [ -n "$server" ]; then
+    server=$(cove_pid "$data" || echo "$server") # the command may have started another
     COVE_DATA=$data "$cove" rm --all >/dev/null 2>&1 || true
     end_server "$server" 30
     wait "$server" 2>/dev/null || true

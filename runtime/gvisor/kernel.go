@@ -185,7 +185,7 @@ func (k *Kernel) blank() (*specs.Spec, error) {
 		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("starting the sentry: %w", err)
+		return nil, fmt.Errorf("%w: %w%s", errStillborn, err, k.lastWords())
 	}
 	k.saved.PID = k.sb.Getpid()
 	k.saved.StartTime = processStart(k.saved.PID)
@@ -257,7 +257,7 @@ func (k *Kernel) connect(ctx context.Context) error {
 		}
 		select {
 		case <-k.done:
-			return fmt.Errorf("the sentry died while its guest started: %s", k.exit.Detail)
+			return fmt.Errorf("the sentry died while its guest started: %s%s", k.exit.Detail, k.lastWords())
 		case <-ctx.Done():
 			return fmt.Errorf("the guest does not answer: %w", err)
 		case <-time.After(wait):

@@ -1,0 +1,89 @@
+package gvisor_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cove-sandbox/cove/internal/testbin"
+	"github.com/cove-sandbox/cove/runtime/gvisor"
+	"github.com/cove-sandbox/cove/sandbox"
+)
+
+// A burst of boots, more than the machine has cores by far, all stand.
+func TestBurst(t *testing.T) {
+	most := 24
+	if n, err := strconv.Atoi(os.Getenv("COVE_TEST_BURST")); err == nil {
+		most = n
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	d := open(t, t.TempDir())
+	defer d.Close()
+	var wg sync.WaitGroup
+	for i := range most {
+		wg.Go(func() {
+			k, err := d.Blank(ctx, fmt.Sprintf("burst%d", i))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := k.Destroy(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A sentry that dies at its start says why, and is started again.
+func TestStillborn(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	dir := t.TempDir()
+	for d := dir; d != "/" && d != os.TempDir(); d = filepath.Dir(d) { // the sentry is nobody
+		if err := os.Chmod(d, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runsc := filepath.Join(dir, "runsc")
+	script := func(deaths int) {
+		t.Helper()
+		text := fmt.Sprintf(`#!/bin/bash
+for i in $(seq %d); do
+	mkdir %s/$0-$i-$PPID-%d 2>/dev/null && { echo "died on purpose $i" >&2; exit 1; }
+done
+exec -a "$0" %s "$@"
+`, deaths, dir, deaths, testbin.Runsc(t))
+		text = strings.ReplaceAll(text, "$0-$i-$PPID", "death-$i")
+		if err := os.WriteFile(runsc, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script(2)
+	d, err := gvisor.Open(ctx, gvisor.Config{Dir: filepath.Join(dir, "d"), RunscPath: runsc, GuestPath: testbin.Guest(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	k, err := d.Blank(ctx, "second")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Destroy(ctx); err != nil {
+		t.Error(err)
+	}
+	script(3)
+	if _, err := d.Blank(ctx, "never"); sandbox.ClassOf(err) != sandbox.Unavailable {
+		t.Errorf("three that died: %v", err)
+	}
+	if ents, err := os.ReadDir(filepath.Join(dir, "d", "k")); err != nil || len(ents) != 0 {
+		t.Errorf("left behind: %v %v", ents, err)
+	}
+}
