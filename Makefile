@@ -35,7 +35,7 @@ GOBUILD := $(GO) build
 
 export DATA LISTEN KEEP
 
-.PHONY: help start stop restart status build test test-go test-python race lint bench proto deps test-deps clean FORCE
+.PHONY: help start stop restart status build test test-go test-python race soak-ops lint bench proto deps test-deps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,13 @@ test-go: test-deps build $(TOOLS)/pebble ## the Go tests alone (PKG=./cli/... fo
 
 test-python: test-deps build $(VENV)/.test ## the Python tests alone, unit and live
 	@scripts/test.sh python
+
+# How long, how many at a time, and how often the server is killed.
+SOAK_SECONDS ?= 300
+SOAK_CLIENTS ?= 8
+SOAK_KILL    ?= 25
+soak-ops: build $(VENV)/.test ## random operations while the server is killed (SOAK_SECONDS, SOAK_CLIENTS, SOAK_KILL)
+	@scripts/with-server.sh $(VENV)/bin/python scripts/soak_ops.py --seconds $(SOAK_SECONDS) --clients $(SOAK_CLIENTS) --kill $(SOAK_KILL)
 
 race: $(GVISOR) ## the race detector over what needs no gVisor (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race ./sandbox/... ./cli/... ./wire/... ./server/... ./node/... ./store/... ./runtime/fake/...

@@ -41,6 +41,14 @@ cleanup() {
     printf '  %s\n' "${left[@]}" >&2
     [ $code -ne 0 ] || code=1
   fi
+  # Groups, mounts and loop devices carry the directory's name or its hash.
+  local parent rest
+  parent="cove-$(printf %s "$data/gvisor" | sha256sum | cut -c1-8)"
+  rest=$(find /sys/fs/cgroup -maxdepth 2 -name "$parent" 2>/dev/null; grep -F "$data" /proc/self/mountinfo; grep -lsF "$data/" /sys/block/loop*/loop/backing_file)
+  if [ -n "$rest" ]; then
+    printf 'cove: left on the host:\n%s\n' "$rest" >&2
+    [ $code -ne 0 ] || code=1
+  fi
   if [ $code -ne 0 ]; then
     echo "--- the server's log ends with:" >&2
     tail -n 40 "$data/serve.log" >&2 || true

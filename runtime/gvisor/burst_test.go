@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -55,24 +54,26 @@ func TestStillborn(t *testing.T) {
 	runsc := filepath.Join(dir, "runsc")
 	script := func(deaths int) {
 		t.Helper()
-		text := fmt.Sprintf(`#!/bin/bash
-for i in $(seq %d); do
-	mkdir %s/$0-$i-$PPID-%d 2>/dev/null && { echo "died on purpose $i" >&2; exit 1; }
-done
-exec -a "$0" %s "$@"
-`, deaths, dir, deaths, testbin.Runsc(t))
-		text = strings.ReplaceAll(text, "$0-$i-$PPID", "death-$i")
+		text := fmt.Sprintf("#!/bin/bash\nfor i in $(seq %[1]d); do mkdir %[2]s/death-%[1]d-$i && { echo died on purpose >&2; exit 1; }; done 2>/dev/null\nexec -a \"$0\" %[3]s \"$@\"\n",
+			deaths, dir, testbin.Runsc(t))
 		if err := os.WriteFile(runsc, []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	script(2)
+	real, err := os.ReadFile(testbin.Runsc(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(runsc, real, 0o755); err != nil { // for the driver to look at
+		t.Fatal(err)
+	}
 	d, err := gvisor.Open(ctx, gvisor.Config{Dir: filepath.Join(dir, "d"), RunscPath: runsc, GuestPath: testbin.Guest(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	k, err := d.Blank(ctx, "second")
+	script(2)
+	k, err := d.Blank(ctx, "third")
 	if err != nil {
 		t.Fatal(err)
 	}
