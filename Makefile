@@ -118,6 +118,13 @@ test-go: test-deps build $(TOOLS)/pebble ## the Go tests alone (PKG=./cli/... fo
 test-python: test-deps build $(VENV)/.test ## the Python tests alone, unit and live
 	@scripts/test.sh python
 
+# How long, how many at a time, and how often the server is killed.
+SOAK_SECONDS ?= 300
+SOAK_CLIENTS ?= 8
+SOAK_KILL    ?= 25
+soak-ops: build $(VENV)/.test ## random operations while the server is killed (SOAK_SECONDS, SOAK_CLIENTS, SOAK_KILL)
+	@scripts/with-server.sh $(VENV)/bin/python scripts/soak_ops.py --seconds $(SOAK_SECONDS) --clients $(SOAK_CLIENTS) --kill $(SOAK_KILL)
+
 race: $(GVISOR) ## the race detector over what needs no gVisor (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race ./sandbox/... ./cli/... ./wire/... ./server/... ./node/... ./store/... ./runtime/fake/...
 

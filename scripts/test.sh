@@ -29,6 +29,7 @@ fi
 if [[ $what == *python* ]]; then
   step "Python SDK: unit" .venv/bin/python -m pytest -q -p no:cacheprovider sdk/python
   step "Python SDK: live server on real gVisor" scripts/with-server.sh .venv/bin/python -m pytest -q -p no:cacheprovider sdk/python -m live
+  step "Soak: operations while the server is killed" scripts/with-server.sh .venv/bin/python scripts/soak_ops.py --seconds 40 --clients 4 --kill 12
 fi
 
 printf '\n=== summary\n'

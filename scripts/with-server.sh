@@ -22,6 +22,7 @@ cleanup() {
   trap - EXIT INT TERM
   set +e # whatever happens, go on to the end
   if [ -n "$server" ]; then
+    server=$(cove_pid "$data" || echo "$server") # the command may have started another
     COVE_DATA=$data "$cove" rm --all >/dev/null 2>&1 || true
     end_server "$server" 30
     wait "$server" 2>/dev/null || true
@@ -38,6 +39,14 @@ cleanup() {
   if [ ${#left[@]} -gt 0 ]; then
     echo "cove: processes were left behind:" >&2
     printf '  %s\n' "${left[@]}" >&2
+    [ $code -ne 0 ] || code=1
+  fi
+  # Groups, mounts and loop devices carry the directory's name or its hash.
+  local parent rest
+  parent="cove-$(printf %s "$data/gvisor" | sha256sum | cut -c1-8)"
+  rest=$(find /sys/fs/cgroup -maxdepth 2 -name "$parent" 2>/dev/null; grep -F "$data" /proc/self/mountinfo; grep -lsF "$data/" /sys/block/loop*/loop/backing_file)
+  if [ -n "$rest" ]; then
+    printf 'cove: left on the host:\n%s\n' "$rest" >&2
     [ $code -ne 0 ] || code=1
   fi
   if [ $code -ne 0 ]; then

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"time"
 
 	"connectrpc.com/connect"
@@ -15,16 +16,40 @@ import (
 )
 
 // forkWidth is how many children are made at once. A restore is work for a core
-// and reads of the same pages, so more at once only makes the first one late.
-const forkWidth = 8
+// and reads of the same pages, so more at once only makes the first one late,
+// and on few cores all of them too late: two for each, to fill the waits.
+var forkWidth = min(8, 2*runtime.NumCPU())
+
+// childTimeout bounds one child. Those that stand already run beside it, and
+// have what their source was doing to do.
+func childTimeout(n int) time.Duration { return createTimeout + time.Duration(n)*time.Second }
 
 // Fork makes all the children it can and keeps them if they are enough. A
-// caller that leaves cannot know their ids, so they are taken back.
+// caller that leaves cannot know their ids, so they are taken back, unless it has
+// a key to ask for them again by (see forkOnce).
 func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.ForkRequest]) (*connect.Response[covev1.ForkResponse], error) {
 	if s.calls.isDraining() {
 		return nil, stopping()
 	}
 	m := r.Msg
+	if err := sandbox.ValidateIdempotencyKey("idempotency_key", m.IdempotencyKey); err != nil {
+		return nil, err
+	}
+	var out *covev1.ForkResponse
+	var err error
+	if m.IdempotencyKey != "" {
+		out, err = s.forkOnce(ctx, m)
+	} else {
+		out, err = s.fork(ctx, m, func(int) store.Idempotency { return store.Idempotency{} })
+	}
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(out), nil
+}
+
+// fork makes the children of one request.
+func (s *Server) fork(ctx context.Context, m *covev1.ForkRequest, keys func(i int) store.Idempotency) (*covev1.ForkResponse, error) {
 	timeout, err := s.checkFork(m)
 	if err != nil {
 		return nil, err
@@ -65,7 +90,7 @@ func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.Fork
 		return nil, err
 	}
 	b.begun = true
-	children, errs := s.bearAll(work, b, int(m.Count))
+	children, errs := s.bearAll(work, b, int(m.Count), keys)
 
 	out := &covev1.ForkResponse{Paused: durationpb.New(paused)}
 	ready := int32(0)
@@ -86,7 +111,7 @@ func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.Fork
 		s.takeBackAll(children, errs)
 		return nil, ctx.Err()
 	}
-	return connect.NewResponse(out), nil
+	return out, nil
 }
 
 // forkCauses is how many different errors of children the error of a fork names.
@@ -206,16 +231,16 @@ func (s *Server) forkSnapshot(ctx context.Context, ref string) (b birth, release
 
 // bearAll makes n sandboxes alike, some at a time. All are tried: how many are
 // enough is the caller's word.
-func (s *Server) bearAll(ctx context.Context, b birth, n int) ([]sandbox.Sandbox, []error) {
+func (s *Server) bearAll(ctx context.Context, b birth, n int, keys func(i int) store.Idempotency) ([]sandbox.Sandbox, []error) {
 	children, errs, places := make([]sandbox.Sandbox, n), make([]error, n), make([]int, n)
 	for i := range places {
 		places[i] = i
 		errs[i] = context.DeadlineExceeded // unless it was begun
 	}
 	_ = inParallel(ctx, forkWidth, places, func(i int) error {
-		one, cancel := context.WithTimeout(ctx, createTimeout)
+		one, cancel := context.WithTimeout(ctx, childTimeout(n))
 		defer cancel()
-		children[i], _, errs[i] = s.bear(one, b, store.Idempotency{})
+		children[i], _, errs[i] = s.bear(one, b, keys(i))
 		return nil
 	})
 	return children, errs

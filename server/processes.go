@@ -28,6 +28,10 @@ const (
 	// init dies, that is just a SIGKILL. Kills through the API have their own
 	// cause and do not wait.
 	killGrace = 100 * time.Millisecond
+
+	// resetNews is how often one who waits for an end looks whether it was a
+	// restore.
+	resetNews = 50 * time.Millisecond
 )
 
 // guest is the machine inside a sandbox, or why there is none. The sandbox
@@ -178,6 +182,9 @@ func (s *Server) stream(ctx context.Context, who follower, send func(*covev1.Pro
 		return err
 	}
 	if !p.started {
+		if s.restored(ctx, id, resets) { // nothing of it has begun where it would go on: it begins there
+			return s.stream(ctx, who, send, follow)
+		}
 		if end, ok := s.awaitEnd(ctx, id, s.doubt(ctx, id)); ok {
 			return endedError(id, end)
 		}
@@ -190,13 +197,38 @@ func (s *Server) stream(ctx context.Context, who follower, send func(*covev1.Pro
 	return p.finish(sandbox.ProcessEnd{End: end, OutputBytes: p.offset, Duration: time.Since(began)})
 }
 
+// restored says whether a sandbox whose guest went away got another. One that
+// ended did not.
+func (s *Server) restored(ctx context.Context, id string, resets uint64) bool {
+	if s.ends.resetCount(id) == resets {
+		return false
+	}
+	_, release, err := s.node.Guest(ctx, id)
+	if err == nil {
+		release()
+	}
+	return err == nil
+}
+
 // endOfProcess is why a process went whose connection broke: its episode was
 // reset or its sandbox ended. ok is false if neither is known to have happened.
 func (s *Server) endOfProcess(ctx context.Context, id string, resets uint64) (end sandbox.End, ok bool) {
 	if s.ends.resetCount(id) != resets {
 		return sandbox.End{Cause: sandbox.ResetCause, At: s.cfg.Clock().UTC()}, true
 	}
-	return s.awaitEnd(ctx, id, s.cfg.EndWait)
+	// A restore that was under way when the process began is noted before it
+	// takes the old kernel away and once more when it has.
+	for until := time.Now().Add(s.cfg.EndWait); ; {
+		if end, ok := s.awaitEnd(ctx, id, min(resetNews, s.cfg.EndWait)); ok {
+			return end, true
+		}
+		if s.ends.resetCount(id) != resets {
+			return sandbox.End{Cause: sandbox.ResetCause, At: s.cfg.Clock().UTC()}, true
+		}
+		if ctx.Err() != nil || !time.Now().Before(until) {
+			return sandbox.End{}, false
+		}
+	}
 }
 
 // suspicious says whether an end may be the sandbox's rather than the

@@ -58,6 +58,9 @@ func (s sandboxService) Restore(ctx context.Context, r *connect.Request[covev1.R
 	s.ends.noteReset(id)
 	episode, took, err := s.node.Restore(ctx, id, o.img, snap)
 	settle(err == nil)
+	if err == nil {
+		s.ends.noteReset(id) // again, for what began meanwhile and went with the old kernel
+	}
 	if err != nil {
 		if errors.Is(err, sandbox.ErrNoSandbox) || errors.Is(err, sandbox.ErrEnded) {
 			s.ends.forgetResets(id)

@@ -57,6 +57,7 @@ type Config struct {
 	// tries to.
 	CancelGrace time.Duration
 	EndWait     time.Duration // how long a broken stream waits to learn that the sandbox ended; 5 s
+	ForkGrace   time.Duration // how long children wait for a caller that left to ask again; 1 min
 }
 
 func (c *Config) fill() error {
@@ -85,6 +86,7 @@ func (c *Config) fill() error {
 	setDefault(&c.KeepAlive, 15*time.Second)
 	setDefault(&c.EndWait, 5*time.Second)
 	setDefault(&c.CancelGrace, 30*time.Second)
+	setDefault(&c.ForkGrace, forkGrace)
 	setDefault(&c.CallbackGrace, 5*time.Second)
 	setDefault(&c.CallbackLinger, time.Minute)
 	return nil
@@ -108,6 +110,7 @@ type Server struct {
 	keys    keyring
 	images  imageBook
 	creates creates
+	forks   forks
 	ends    endBook
 	calls   callBook
 

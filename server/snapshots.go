@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -55,6 +56,7 @@ func (s *Server) findSnapshot(ctx context.Context, ref string) (sandbox.Snapshot
 
 // taking is a snapshot to be taken.
 type taking struct {
+	id     string // that it will have; "" = any
 	kind   sandbox.SnapshotKind
 	path   string
 	name   string
@@ -74,12 +76,21 @@ func (s snapshotService) Create(ctx context.Context, r *connect.Request[covev1.C
 	if t.kind == "" {
 		t.kind = sandbox.MemorySnapshot
 	}
-	err := firstError(validID("sandbox", m.Sandbox), sandbox.ValidateSnapshotKind(t.kind, t.path), sandbox.ValidateLabels("labels", t.labels))
+	if m.IdempotencyKey != "" {
+		t.id = keyedID(store.ScopeOf(ctx).Tenant(), m.IdempotencyKey)
+	}
+	err := firstError(sandbox.ValidateIdempotencyKey("idempotency_key", m.IdempotencyKey), validID("sandbox", m.Sandbox), sandbox.ValidateSnapshotKind(t.kind, t.path), sandbox.ValidateLabels("labels", t.labels))
 	if err == nil && t.name != "" {
 		err = sandbox.ValidateSnapshotName("name", t.name)
 	}
 	if err != nil {
 		return err
+	}
+
+	if snap, found, err := s.taken(ctx, m.Sandbox, t); err != nil {
+		return err
+	} else if found {
+		return out.Send(&covev1.CreateSnapshotEvent{Step: "done", Done: snap.Content.Size, Total: snap.Content.Size, Snapshot: wire.Snapshot(snap)})
 	}
 
 	// The call is counted until the work is done, so that a drain waits for it;
@@ -288,7 +299,7 @@ func (s *Server) newSnapshot(sb sandbox.Sandbox, t taking, c sandbox.Content) sa
 	c.Same = ""
 	sb.Spec.Lease = "" // what comes of it later ends with its own maker
 	return sandbox.Snapshot{
-		ID:        sandbox.NewID(s.cfg.Rand),
+		ID:        cmp.Or(t.id, sandbox.NewID(s.cfg.Rand)),
 		Tenant:    sb.Tenant,
 		Name:      t.name,
 		Kind:      t.kind,

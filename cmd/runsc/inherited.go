@@ -9,21 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// closeStrangers closes the sockets that this process inherited and was not
-// meant to. gVisor makes its control sockets without close-on-exec, which is
-// right for a runsc that starts one sandbox and ends; a node starts many at
-// once, and each child gets the sockets that the others' starts have open at
-// that moment. A sentry must not hold another's control socket. Also, while it
-// does, a caller of that other one waits for ever if that dies.
+// closeStrangers closes what this process inherited and was not meant to.
+// gVisor makes its control sockets without close-on-exec, which is right for a
+// runsc that starts one sandbox and ends; a node starts many at once, and each
+// child gets what the others' starts have open at that moment. A sentry must
+// not hold another's control socket: while it does, a caller of that other one
+// waits for ever if that dies. And a sentry wants numbers 253 to 255 for itself
+// and dies where a stranger has one of them.
 //
 // What is meant for it is named in its arguments and lies below the rest: Go
-// puts files for a child from 3 on. Only sockets: what Go's own runtime has
-// opened by now is none.
+// puts files for a child from 3 on. What is inherited has no close-on-exec, or
+// it would not be here; what Go's own runtime has opened by now has it.
 func closeStrangers(args []string) {
 	meant := highestFD(args)
 	for _, fd := range openFDs() {
-		var st unix.Stat_t
-		if fd > meant && unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK {
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); fd > meant && err == nil && flags&unix.FD_CLOEXEC == 0 {
 			_ = unix.Close(fd)
 		}
 	}

@@ -21,8 +21,8 @@ func TestHighestFD(t *testing.T) {
 	}
 }
 
-// TestCloseStrangers closes a socket above what was meant, and neither one that
-// was meant nor a file.
+// TestCloseStrangers closes what was inherited above what was meant, of any kind,
+// and neither what was meant nor what this process opened itself.
 func TestCloseStrangers(t *testing.T) {
 	base, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -34,24 +34,25 @@ func TestCloseStrangers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(pair[0])
-	at := func(want, from int) {
+	at := func(want, from, flags int) {
 		t.Helper()
-		if err := unix.Dup3(from, want, unix.O_CLOEXEC); err != nil {
+		if err := unix.Dup3(from, want, flags); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// Far above what the test itself has.
-	at(900, pair[0])
-	at(901, pair[1])
-	at(902, base)
+	at(900, pair[0], 0)
+	at(901, pair[1], 0)
+	at(902, base, 0)
+	at(903, base, unix.O_CLOEXEC)
 	if err := unix.Close(pair[1]); err != nil {
 		t.Fatal(err)
 	}
 	closeStrangers([]string{"--controller-fd=900"})
 	open := func(fd int) bool { _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); return err == nil }
-	if !open(900) || open(901) || !open(902) {
-		t.Errorf("meant %v, stranger %v, file %v; want only the stranger closed", open(900), open(901), open(902))
+	if !open(900) || open(901) || open(902) || !open(903) {
+		t.Errorf("meant %v, strange socket %v, strange file %v, own file %v; want the strangers closed", open(900), open(901), open(902), open(903))
 	}
 	unix.Close(900)
-	unix.Close(902)
+	unix.Close(903)
 }

@@ -73,7 +73,9 @@ type Agent struct {
 	open      map[net.Conn]struct{}
 	strangers []stranger // oldest first
 	sessions  map[string]*wire.Conn
-	episode   *episode // nil when no container is served
+	episode   *episode      // nil when no container is served
+	swapping  bool          // an episode was left and the next is about to come
+	swapped   chan struct{} // closed and replaced when it has, or does not
 }
 
 // New makes an agent that serves no container yet.
@@ -82,7 +84,7 @@ func New(cfg Config) *Agent {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	a := &Agent{secret: cfg.Secret, space: cfg.Space, log: cfg.Logger, budget: &budget{max: totalLogs},
-		listeners: map[net.Listener]struct{}{}, open: map[net.Conn]struct{}{}, sessions: map[string]*wire.Conn{}}
+		listeners: map[net.Listener]struct{}{}, open: map[net.Conn]struct{}{}, sessions: map[string]*wire.Conn{}, swapped: make(chan struct{})}
 	a.callbacks.init(cfg.Logger)
 	if cfg.Frugal {
 		a.quiet = time.AfterFunc(frugalAfter, giveBack)
@@ -288,6 +290,7 @@ func (a *Agent) enter(r wire.Req) error {
 	}
 	a.entering.Lock()
 	defer a.entering.Unlock()
+	defer a.swap()()
 	a.leaveNow()
 	home, err := a.space.enter(r.InitPID, r.Pids, r.WorkingDir)
 	if err != nil {
@@ -318,6 +321,20 @@ func (a *Agent) enter(r wire.Req) error {
 	return nil
 }
 
+// swap says that an episode is being replaced, until over is called.
+func (a *Agent) swap() (over func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.swapping = true
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.swapping = false
+		close(a.swapped)
+		a.swapped = make(chan struct{})
+	}
+}
+
 func (a *Agent) leave() {
 	a.entering.Lock()
 	defer a.entering.Unlock()
@@ -335,6 +352,36 @@ func (a *Agent) leaveNow() {
 		ep.leave()
 		a.visitors.hangUp()
 		a.space.leave()
+	}
+}
+
+// swapWait bounds how long a request that came amid a reset waits for the next
+// episode, which takes some milliseconds to come.
+const swapWait = 10 * time.Second
+
+// next is the episode being served, or the one that is about to be; other than
+// the one it is not, which was left. A request that came amid a reset is for the
+// new episode: nothing of it has begun.
+func (a *Agent) next(ctx context.Context, not *episode) (*episode, error) {
+	late := time.NewTimer(swapWait)
+	defer late.Stop()
+	for {
+		a.mu.Lock()
+		ep, swapping, swapped := a.episode, a.swapping, a.swapped
+		a.mu.Unlock()
+		if ep != nil && ep != not {
+			return ep, nil
+		}
+		if !swapping {
+			return nil, errNoContainer()
+		}
+		select {
+		case <-swapped:
+		case <-ctx.Done():
+			return nil, errGone
+		case <-late.C:
+			return nil, errNoContainer()
+		}
 	}
 }
 

@@ -117,7 +117,7 @@ func (ep *episode) reserve(spec *sandbox.ProcessSpec) (ex *exec, fresh bool, err
 	}
 	switch {
 	case ep.left:
-		return nil, false, errNoContainer()
+		return nil, false, errReset()
 	case ep.live >= maxRunning:
 		return nil, false, &sandbox.Error{Class: sandbox.NoCapacity, Msg: fmt.Sprintf("%d processes started through the API are running, the most there may be", ep.live),
 			Hint: "end some first", RetryAfter: time.Second}

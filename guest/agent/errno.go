@@ -25,7 +25,7 @@ func fileError(path string, err error) error {
 	errno, ok := errors.AsType[unix.Errno](err)
 	switch {
 	case errors.Is(err, errLeft):
-		return errNoContainer()
+		return errReset()
 	case errors.Is(err, fs.ErrClosed):
 		return mk(sandbox.Unavailable, "%s: %v", path, err)
 	case !ok:
@@ -77,5 +77,13 @@ func errNotRegular(path string) error {
 }
 
 func errNoContainer() error {
-	return &sandbox.Error{Class: sandbox.Precondition, Msg: "the guest serves no container now"}
+	return &sandbox.Error{Class: sandbox.Precondition, Msg: "the guest serves no container now", Hint: "the sandbox is being made or reset; ask again"}
+}
+
+// errBetween is a request that met the end of its episode before it had begun.
+var errBetween = errors.New("its episode was left")
+
+// errReset is what a caller hears of that who cannot be served in the next one.
+func errReset() error {
+	return &sandbox.Error{Class: sandbox.Unavailable, Msg: "the sandbox was reset before this had begun", Hint: "ask again", Err: errBetween}
 }

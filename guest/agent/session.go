@@ -212,6 +212,7 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 	case wire.OpPrepare:
 		return s.reply(wire.Res{}, s.agent.prepare(r))
 	case wire.OpLeave:
+		s.agent.swap() // who leaves enters the next, or ends us
 		s.agent.leave()
 		return s.reply(wire.Res{}, nil)
 	case wire.OpFreeze:
@@ -230,16 +231,30 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 	case wire.OpCallRead, wire.OpCallWrite, wire.OpCallClose:
 		return s.call(r, body)
 	}
-	ep, err := s.agent.current()
-	if err != nil && r.Op == wire.OpInit {
-		return s.reply(wire.Res{}, nil)
+	if r.Op == wire.OpInit { // who asks wants to know of a reset that was cut off
+		var res wire.Res
+		if ep, err := s.agent.current(); err == nil {
+			res.InitPID = ep.initPID
+		}
+		return s.reply(res, nil)
 	}
+	ep, err := s.agent.next(s.ctx, nil)
 	if err != nil {
 		return err
 	}
+	err = s.within(ep, r, body)
+	for errors.Is(err, errBetween) && r.Content == 0 { // it met a reset before anything of it was done
+		if ep, err = s.agent.next(s.ctx, ep); err != nil {
+			return err
+		}
+		err = s.within(ep, r, body)
+	}
+	return err
+}
+
+// within runs a request in an episode.
+func (s *session) within(ep *episode, r wire.Req, body *content) error {
 	switch r.Op {
-	case wire.OpInit:
-		return s.reply(wire.Res{InitPID: ep.initPID}, nil)
 	case wire.OpSetEnv:
 		ep.setEnv(append([]string{}, r.Env...)) // none is an environment too
 		return s.reply(wire.Res{}, nil)
@@ -308,15 +323,23 @@ func (s *session) start(ep *episode, r wire.Req, body *content) error {
 	if len(input) > 0 {
 		r.Spec.Input = input[0] // says that stdin is wanted
 	}
-	ex, fresh, err := ep.reserve(r.Spec)
-	if err != nil {
-		return err
+	for {
+		ex, fresh, err := ep.reserve(r.Spec)
+		if err == nil {
+			rd := ex.log.attach(r.Offset) // before the first byte, so that none is dropped
+			if fresh {
+				ex.launch(r.Spec, input)
+			}
+			err = s.stream(ex, rd, !fresh)
+		}
+		if !errors.Is(err, errBetween) {
+			return err
+		}
+		// Its episode was left before it had begun: it begins in the next.
+		if ep, err = s.agent.next(s.ctx, ep); err != nil {
+			return err
+		}
 	}
-	rd := ex.log.attach(r.Offset) // before the first byte, so that none is dropped
-	if fresh {
-		ex.launch(r.Spec, input)
-	}
-	return s.stream(ex, rd, !fresh)
 }
 
 // startedHold is how long the first news of a process that takes no input wait

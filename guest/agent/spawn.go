@@ -96,7 +96,7 @@ func (ep *episode) spawn(spec *sandbox.ProcessSpec, mark string, log *outlog) (*
 		fds.closeOwn()
 		group.remove()
 		if errors.Is(err, errLeft) {
-			return nil, errNoContainer()
+			return nil, errReset()
 		}
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package gvisor
 import (
 	"flag"
 	"io"
+	"path/filepath"
 
 	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/runsc/config"
@@ -42,6 +43,8 @@ func newConf(c Config, root string) (boot, start *config.Config, err error) {
 		// It compares paths, which differ from node to node, and not what lies
 		// there. What must be the same is in the build of a checkpoint.
 		"restore-spec-validation": "ignore",
+		// What a sentry says that dies; see lastWords.
+		"panic-log": filepath.Join(c.Dir, "k", "%ID%", wordsFile),
 	}
 	if c.DebugLog != "" {
 		set["debug"], set["debug-log"] = "true", c.DebugLog+"/"

@@ -94,6 +94,7 @@ func Open(ctx context.Context, c Config) (*Driver, error) {
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
+	c.Dir = dir
 	d := &Driver{dir: dir, kept: map[programs]bool{}, log: c.Logger.With("component", "gvisor")}
 	for _, sub := range []string{"", "run", "k"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o711); err != nil {
@@ -163,7 +164,26 @@ func (d *Driver) Blank(ctx context.Context, id string) (runtime.Blank, error) {
 	return d.blank(ctx, id, d.now)
 }
 
+// blankTries is how often a sentry that dies right at its start is started.
+// Whoever waits for it, a create or one child of many, should not fail for one
+// that did not come up in a burst of others.
+const blankTries = 3
+
+// errStillborn is a sentry that died before it was there.
+var errStillborn = errors.New("starting the sentry")
+
 func (d *Driver) blank(ctx context.Context, id string, p programs) (runtime.Blank, error) {
+	for try := 1; ; try++ {
+		b, err := d.blankOnce(ctx, id, p)
+		if err == nil || try == blankTries || !errors.Is(err, errStillborn) || ctx.Err() != nil {
+			return b, err
+		}
+		d.log.Warn("a sentry died at its start, the next is tried", "kernel", id, "try", try, "err", err)
+	}
+}
+
+// blankOnce leaves nothing when it fails, so that id can be tried again.
+func (d *Driver) blankOnce(ctx context.Context, id string, p programs) (runtime.Blank, error) {
 	const op = "gvisor.blank"
 	if !validID.MatchString(id) {
 		return nil, sandbox.InvalidField("id", "kernel id %q must match %s", id, validID)

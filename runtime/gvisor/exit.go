@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -51,9 +54,34 @@ func (k *Kernel) watch() error {
 		if k.d.groups.oomKills(k.id) > 0 {
 			cause, detail = sandbox.OOM, overLimit
 		}
+		if words := k.lastWords(); words != "" && !isClosed(k.done) {
+			k.d.log.Error("a sentry died", "kernel", k.id, "cause", cause, "words", words)
+		}
 		k.finish(cause, detail)
 	})
 	return nil
+}
+
+// wordsFile in a kernel's directory is the standard error of its sentry.
+const wordsFile = "words"
+
+// mostWords of them are told: the reason of a panic is in its first lines.
+const mostWords = 2 << 10
+
+// lastWords is what a sentry that died said, to be put after an error; "" where
+// that is nothing. Without it the reason of a failed start is only that there
+// was one.
+func (k *Kernel) lastWords() string {
+	f, err := os.Open(filepath.Join(k.dir(), wordsFile))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b, _ := io.ReadAll(io.LimitReader(f, mostWords))
+	if len(b) == 0 {
+		return ""
+	}
+	return ": " + strings.TrimSpace(string(b))
 }
 
 // watchInit notices when code inside kills its container's init, which takes

@@ -185,7 +185,7 @@ func (k *Kernel) blank() (*specs.Spec, error) {
 		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("starting the sentry: %w", err)
+		return nil, fmt.Errorf("%w: %w%s", errStillborn, err, k.lastWords())
 	}
 	k.saved.PID = k.sb.Getpid()
 	k.saved.StartTime = processStart(k.saved.PID)
@@ -250,20 +250,33 @@ func (k *Kernel) connect(ctx context.Context) error {
 	k.guest = guest.NewClient(k.dial, secret)
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
+	patience := firstPing
 	for wait := time.Millisecond; ; wait = min(wait*2, 20*time.Millisecond) {
-		err := k.guest.Ping(ctx)
+		// Each on a connection of its own, with a bound of its own: one whose
+		// answer never came took all of the time, 21 s of a recovery that
+		// otherwise took 1 s.
+		pctx, done := context.WithTimeout(ctx, patience)
+		err := k.guest.Ping(pctx)
+		done()
+		if pctx.Err() != nil {
+			patience *= 2
+		}
 		if err == nil {
 			return nil
 		}
 		select {
 		case <-k.done:
-			return fmt.Errorf("the sentry died while its guest started: %s", k.exit.Detail)
+			return fmt.Errorf("the sentry died while its guest started: %s%s", k.exit.Detail, k.lastWords())
 		case <-ctx.Done():
 			return fmt.Errorf("the guest does not answer: %w", err)
 		case <-time.After(wait):
 		}
 	}
 }
+
+// firstPing is how long a guest gets to answer before it is asked again, for
+// twice as long.
+const firstPing = time.Second
 
 // dial opens a connection to the guest: one end of a socket pair is handed to
 // the sentry, which splices it to the guest's port on the loopback.

@@ -2,6 +2,8 @@ package runtimetest
 
 import (
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/cove-sandbox/cove/guest"
@@ -55,6 +57,46 @@ func (s *suite) testResetEndsProcesses(t *testing.T) {
 		t.Errorf("a process of the old episode ended as %+v", r.end)
 	}
 	s.sh(t, k, "true")
+}
+
+// testResetMeetsRequests: a request that came amid a reset is served in the new
+// episode, and a process that was running ends with cause reset. Nobody is told
+// that there is no container.
+func (s *suite) testResetMeetsRequests(t *testing.T) {
+	k := s.attached(t, s.open(t))
+	ctx := deadline(t)
+	over := make(chan struct{})
+	var wg sync.WaitGroup
+	for who := range 3 {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				var end *sandbox.ProcessEnd
+				err := k.Guest().Start(ctx, sandbox.ProcessSpec{ExecID: fmt.Sprintf("meets-%d-%d", who, i), Command: "true"}, 0, func(ev sandbox.ProcessEvent) error {
+					end = ev.End
+					return nil
+				})
+				if err != nil || end == nil || end.Cause != sandbox.ResetCause && (end.Cause != sandbox.Exited || end.ExitCode != 0) {
+					t.Errorf("exec %d of %d: %v, %+v", i, who, err, end)
+				}
+				if _, err := k.Guest().Stat(ctx, "/"); err != nil {
+					t.Errorf("stat %d of %d: %v", i, who, err)
+				}
+			}
+		})
+	}
+	for range 25 {
+		if err := k.Reset(ctx, s.container(t)); err != nil {
+			t.Errorf("reset: %v", err)
+			break
+		}
+	}
+	close(over)
+	wg.Wait()
 }
 
 func (s *suite) testResetTakesTheNewContainer(t *testing.T) {

@@ -79,6 +79,7 @@ func Run(t *testing.T, f Factory) {
 		{"BulkDiskFull", s.testBulkDiskFull},
 		{"ResetLeavesNothing", s.testResetLeavesNothing},
 		{"ResetEndsProcesses", s.testResetEndsProcesses},
+		{"ResetMeetsRequests", s.testResetMeetsRequests},
 		{"ResetTakesTheNewContainer", s.testResetTakesTheNewContainer},
 		{"Adopt", s.testAdopt},
 		{"AdoptWhatIsGone", s.testAdoptGone},

@@ -1703,17 +1703,21 @@ func (x *ResumeResponse) GetNodeTime() *durationpb.Duration {
 }
 
 type ForkRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                                                                   // of a running sandbox; or
-	Snapshot      string                 `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                                                                       // name or id of a memory or filesystem snapshot
-	Count         int32                  `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`                                                                            // 1 to 256
-	MinReady      int32                  `protobuf:"varint,4,opt,name=min_ready,json=minReady,proto3" json:"min_ready,omitempty"`                                                      // 0 = count
-	Labels        map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // over the source's
-	Env           map[string]string      `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`       // over the source's; for processes started later
-	Timeout       *durationpb.Duration   `protobuf:"bytes,7,opt,name=timeout,proto3" json:"timeout,omitempty"`                                                                         // unset: the source's
-	Lease         *string                `protobuf:"bytes,8,opt,name=lease,proto3,oneof" json:"lease,omitempty"`                                                                       // unset: a running source's; "": none
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                                                                   // of a running sandbox; or
+	Snapshot string                 `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                                                                       // name or id of a memory or filesystem snapshot
+	Count    int32                  `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`                                                                            // 1 to 256
+	MinReady int32                  `protobuf:"varint,4,opt,name=min_ready,json=minReady,proto3" json:"min_ready,omitempty"`                                                      // 0 = count
+	Labels   map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // over the source's
+	Env      map[string]string      `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`       // over the source's; for processes started later
+	Timeout  *durationpb.Duration   `protobuf:"bytes,7,opt,name=timeout,proto3" json:"timeout,omitempty"`                                                                         // unset: the source's
+	Lease    *string                `protobuf:"bytes,8,opt,name=lease,proto3,oneof" json:"lease,omitempty"`                                                                       // unset: a running source's; "": none
+	// The same key and request give the same children. Without one, children
+	// whose caller left before the answer are taken back; with one, after a
+	// minute in which nobody asked again.
+	IdempotencyKey string `protobuf:"bytes,9,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ForkRequest) Reset() {
@@ -1802,10 +1806,18 @@ func (x *ForkRequest) GetLease() string {
 	return ""
 }
 
+func (x *ForkRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
 type ForkResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Results       []*ForkResult          `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"` // count of them, in order
-	Paused        *durationpb.Duration   `protobuf:"bytes,2,opt,name=paused,proto3" json:"paused,omitempty"`   // how long a live source stood still
+	Results       []*ForkResult          `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`  // count of them, in order
+	Paused        *durationpb.Duration   `protobuf:"bytes,2,opt,name=paused,proto3" json:"paused,omitempty"`    // how long a live source stood still
+	Existed       bool                   `protobuf:"varint,3,opt,name=existed,proto3" json:"existed,omitempty"` // these were made by an earlier request with the same key
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1852,6 +1864,13 @@ func (x *ForkResponse) GetPaused() *durationpb.Duration {
 		return x.Paused
 	}
 	return nil
+}
+
+func (x *ForkResponse) GetExisted() bool {
+	if x != nil {
+		return x.Existed
+	}
+	return false
 }
 
 type ForkResult struct {
@@ -2319,7 +2338,7 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"t\n" +
 	"\x0eResumeResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.cove.v1.SandboxR\asandbox\x126\n" +
-	"\tnode_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bnodeTime\"\xa4\x03\n" +
+	"\tnode_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bnodeTime\"\xcd\x03\n" +
 	"\vForkRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\x12\x14\n" +
@@ -2328,17 +2347,19 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2 .cove.v1.ForkRequest.LabelsEntryR\x06labels\x12/\n" +
 	"\x03env\x18\x06 \x03(\v2\x1d.cove.v1.ForkRequest.EnvEntryR\x03env\x123\n" +
 	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x19\n" +
-	"\x05lease\x18\b \x01(\tH\x00R\x05lease\x88\x01\x01\x1a9\n" +
+	"\x05lease\x18\b \x01(\tH\x00R\x05lease\x88\x01\x01\x12'\n" +
+	"\x0fidempotency_key\x18\t \x01(\tR\x0eidempotencyKey\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
-	"\x06_lease\"p\n" +
+	"\x06_lease\"\x8a\x01\n" +
 	"\fForkResponse\x12-\n" +
 	"\aresults\x18\x01 \x03(\v2\x13.cove.v1.ForkResultR\aresults\x121\n" +
-	"\x06paused\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06paused\"~\n" +
+	"\x06paused\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06paused\x12\x18\n" +
+	"\aexisted\x18\x03 \x01(\bR\aexisted\"~\n" +
 	"\n" +
 	"ForkResult\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.cove.v1.SandboxR\asandbox\x12*\n" +

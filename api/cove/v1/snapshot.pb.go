@@ -180,15 +180,16 @@ func (x *Snapshot) GetBuild() string {
 }
 
 type CreateSnapshotRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sandbox       string                 `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // memory (default), filesystem, directory
-	Path          string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"` // for directory: what to take
-	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"` // unique; a name in use moves to the new snapshot
-	Labels        map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Stop          bool                   `protobuf:"varint,6,opt,name=stop,proto3" json:"stop,omitempty"` // end the sandbox with it (killed_by_user), instead of going on
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox        string                 `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Kind           string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // memory (default), filesystem, directory
+	Path           string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"` // for directory: what to take
+	Name           string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"` // unique; a name in use moves to the new snapshot
+	Labels         map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Stop           bool                   `protobuf:"varint,6,opt,name=stop,proto3" json:"stop,omitempty"`                                          // end the sandbox with it (killed_by_user), instead of going on
+	IdempotencyKey string                 `protobuf:"bytes,7,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"` // the same key and request give the same snapshot
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CreateSnapshotRequest) Reset() {
@@ -261,6 +262,13 @@ func (x *CreateSnapshotRequest) GetStop() bool {
 		return x.Stop
 	}
 	return false
+}
+
+func (x *CreateSnapshotRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
 }
 
 type CreateSnapshotEvent struct {
@@ -1056,14 +1064,15 @@ const file_cove_v1_snapshot_proto_rawDesc = "" +
 	"\x05build\x18\x0f \x01(\tR\x05build\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa9\x02\n" +
 	"\x15CreateSnapshotRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12\x12\n" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12B\n" +
 	"\x06labels\x18\x05 \x03(\v2*.cove.v1.CreateSnapshotRequest.LabelsEntryR\x06labels\x12\x12\n" +
-	"\x04stop\x18\x06 \x01(\bR\x04stop\x1a9\n" +
+	"\x04stop\x18\x06 \x01(\bR\x04stop\x12'\n" +
+	"\x0fidempotency_key\x18\a \x01(\tR\x0eidempotencyKey\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd3\x01\n" +

@@ -107,7 +107,9 @@ def test_a_fork_is_its_ready_children_and_the_errors_of_the_others(api: Api) -> 
     results = [{"sandbox": sandbox_json("c1", parent="sb1")}, failed, {"sandbox": sandbox_json("c3")}, {}]
     api.server.on("Sandboxes/Fork", {"results": results, "paused": "0.012s"})
     children = sb.fork(4, min_ready=2, labels={"a": "b"}, env={"SEED": "1"}, timeout=60)
-    assert api.server.sent("Fork")[0].message == {
+    sent = api.server.sent("Fork")[0].message
+    assert sent.pop("idempotencyKey")
+    assert sent == {
         "id": "sb1",
         "count": 4,
         "minReady": 2,
@@ -144,14 +146,14 @@ def test_a_fork_below_min_ready_raises(api: Api) -> None:
     assert api.server.count("Fork") == 1
 
 
-def test_a_fork_that_broke_is_not_made_again(api: Api) -> None:
+def test_a_fork_that_broke_is_asked_for_again_by_its_key(api: Api) -> None:
     sb = api.sandbox()
-    for answer in (Break(), Fail("unavailable", "unavailable", status=503)):
-        before = api.server.count("Fork")
-        api.server.on("Sandboxes/Fork", answer)
-        with pytest.raises(cove.Unavailable):
-            sb.fork(2)
-        assert api.server.count("Fork") == before + 1
+    answers: list[Any] = [Break(), Fail("unavailable", "unavailable", status=503), {"results": []}, {"results": []}]
+    api.server.on("Sandboxes/Fork", lambda _: answers.pop(0))
+    sb.fork(2)
+    sb.fork(2)
+    keys = [got.message["idempotencyKey"] for got in api.server.sent("Fork")]
+    assert len(keys) == 4 and keys[0] and keys[0] == keys[1] == keys[2] != keys[3]
 
 
 @pytest.mark.parametrize(("n", "min_ready", "field"), [(0, None, "n"), (2, 0, "min_ready"), (2, 3, "min_ready")])
@@ -218,7 +220,9 @@ def test_a_snapshot_says_what_it_is(api: Api) -> None:
     api.server.on("Snapshots/Create", Stream(events))
     steps: list[cove.SnapshotProgress] = []
     snapshot = sb.snapshot(name="ready", labels={"step": "1"}, stop=True, on_progress=steps.append)
-    assert api.server.sent("Create")[0].message == {
+    sent = api.server.sent("Create")[0].message
+    assert sent.pop("idempotencyKey")
+    assert sent == {
         "sandbox": "sb1",
         "kind": "memory",
         "name": "ready",
@@ -239,30 +243,34 @@ def test_the_kinds_of_snapshots(api: Api) -> None:
     sb.snapshot()
     sb.snapshot(memory=False)
     sb.snapshot(path="/work")
-    assert [got.message for got in api.server.sent("Create")] == [
+    sent = [got.message for got in api.server.sent("Create")]
+    assert len({message.pop("idempotencyKey") for message in sent}) == 3
+    assert sent == [
         {"sandbox": "sb1", "kind": "memory"},
         {"sandbox": "sb1", "kind": "filesystem"},
         {"sandbox": "sb1", "kind": "directory", "path": "/work"},
     ]
 
 
-def test_a_snapshot_that_broke_is_not_taken_again(api: Api) -> None:
+def test_a_snapshot_that_broke_is_asked_for_again_by_its_key(api: Api) -> None:
     sb = api.sandbox()
-    broken: list[Any] = [
+    answers: list[Any] = [
         Stream([{"step": "freeze"}, Break()]),
-        Stream([{"step": "freeze"}]),
         Stream([{"step": "freeze"}, Fail("unavailable", "unavailable", "draining")]),
-        Fail("disk_full", "resource_exhausted", "the store is full"),
+        Stream([{"step": "done", "snapshot": snapshot_json()}]),
     ]
-    kinds: list[type[cove.CoveError]] = [cove.TransportError, cove.TransportError, cove.Unavailable, cove.DiskFull]
-    for taken, (answer, kind) in enumerate(zip(broken, kinds), start=1):
-        api.server.on("Snapshots/Create", answer)
-        with pytest.raises(kind) as raised:
-            sb.snapshot()
-        assert api.server.count("Create") == taken
-        if taken == 1:  # the server was killed
-            assert "not lost" in raised.value.hint
-    assert api.time.slept == []
+    api.server.on("Snapshots/Create", lambda _: answers.pop(0))
+    sb.snapshot()
+    assert len({got.message["idempotencyKey"] for got in api.server.sent("Create")}) == 1
+    assert api.server.count("Create") == 3
+
+
+def test_a_snapshot_that_has_no_room_is_not_asked_for_again(api: Api) -> None:
+    sb = api.sandbox()
+    api.server.on("Snapshots/Create", Fail("disk_full", "resource_exhausted", "the store is full"))
+    with pytest.raises(cove.DiskFull):
+        sb.snapshot()
+    assert api.server.count("Create") == 1
 
 
 def test_a_snapshot_of_a_server_that_restarts_is_taken_once(api: Api) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ._calls import Call, Created, Ref, created, nothing, ref, sandbox, strings
+from ._calls import Call, Created, Ref, created, new_id, nothing, ref, sandbox, strings
 from ._values import Seconds, Size, format_duration, parse_int, parse_size, to_seconds
 from .errors import InvalidArgument
 from .models import FileInfo, FileList, Json, SandboxInfo
@@ -54,8 +54,9 @@ def fork(
     if timeout is not None:
         message["timeout"] = format_duration("timeout", timeout)
     message["lease"] = lease
-    # Not repeatable: a second one makes as many children again.
-    return Call("Sandboxes/Fork", message, Forked.parse, slow=True)
+    # With the key a second one gives the same children.
+    message["idempotencyKey"] = new_id() + new_id()
+    return Call("Sandboxes/Fork", message, Forked.parse, slow=True, repeatable=True)
 
 
 def tree(id: str) -> Call[Tree]:
@@ -83,7 +84,7 @@ def new_snapshot(
 ) -> dict[str, Any]:
     """The message of Snapshots/Create, which is a stream."""
     kind = "directory" if path is not None else "memory" if memory else "filesystem"
-    message: dict[str, Any] = {"sandbox": sandbox_id, "kind": kind}
+    message: dict[str, Any] = {"sandbox": sandbox_id, "kind": kind, "idempotencyKey": new_id() + new_id()}
     if path is not None:
         message["path"] = path
     if name:

@@ -320,7 +320,7 @@ class Sandbox(_SandboxState):
         memory: processes, memory and files; without it, files alone. path: one
         directory alone, for other sandboxes. name: unique; one in use moves to
         the new snapshot. stop: end the sandbox with it. It is complete when this
-        returns. Not sent again after a break, since that would take two.
+        returns, and taken once, however often the connection breaks.
         """
         message = _state_calls.new_snapshot(self.id, memory=memory, path=path, name=name, labels=labels, stop=stop)
 
@@ -329,7 +329,7 @@ class Sandbox(_SandboxState):
             self._client.follow("Snapshots/Create", message, taking.receive)
             return taking.result()
 
-        return Snapshot(self._client, *self._client.retrying(attempt, repeatable=False))
+        return Snapshot(self._client, *self._client.retrying(attempt, repeatable=True))
 
     def fork(
         self,
@@ -685,7 +685,7 @@ class AsyncSandbox(_SandboxState):
             await self._client.follow("Snapshots/Create", message, taking.receive)
             return taking.result()
 
-        return AsyncSnapshot(self._client, *await self._client.retrying(attempt, repeatable=False))
+        return AsyncSnapshot(self._client, *await self._client.retrying(attempt, repeatable=True))
 
     async def fork(
         self,
