@@ -142,7 +142,7 @@ func (v *visitor) carriedBy(s *session, host wire.Mark) error {
 	defer v.parted(s)
 	mark := v.st.Mark()
 	sink := frameSink(v.take)
-	s.sink.Store(&sink) // before the reply, upon which the host sends the first frame
+	s.sink.Store(&sink)                             // before the reply, upon which the host sends the first frame
 	if s.reply(wire.Res{Mark: &mark}, nil) != nil { // cut before it began: there will be a next
 		s.conn.Close()
 	} else if err := v.st.Attach(s.conn, host); err != nil {
