@@ -35,7 +35,7 @@ GOBUILD := $(GO) build
 
 export DATA LISTEN KEEP
 
-.PHONY: help start stop restart status build test test-go test-python race lint bench proto deps test-deps clean FORCE
+.PHONY: help start stop restart status build test test-go test-python test-docs race lint bench proto deps test-deps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ test-go: test-deps build $(TOOLS)/pebble ## the Go tests alone (PKG=./cli/... fo
 
 test-python: test-deps build $(VENV)/.test ## the Python tests alone, unit and live
 	@scripts/test.sh python
+
+test-docs: test-deps build $(VENV)/.test ## the examples of README and docs alone, against a real server
+	@scripts/test.sh docs
 
 race: $(GVISOR) ## the race detector over what needs no gVisor (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race ./sandbox/... ./cli/... ./wire/... ./server/... ./node/... ./store/... ./runtime/fake/...
