@@ -7,7 +7,10 @@ SHELL       := /bin/bash
 
 # Where the server of "make start" keeps its state and listens.
 DATA   ?= $(or $(COVE_DATA),/var/lib/cove)
-LISTEN ?= 127.0.0.1:7777
+# LISTEN=ADDRESS is kept in DATA/cove.toml for the next start; 127.0.0.1:7777 if never given.
+LISTEN ?=
+# Where "make install" puts it.
+PREFIX ?= /usr/local
 # make stop KEEP=1 leaves the sandboxes running.
 KEEP   ?=
 
@@ -35,7 +38,7 @@ GOBUILD := $(GO) build
 
 export DATA LISTEN KEEP
 
-.PHONY: help start stop restart status build test test-go test-python test-docs race lint bench proto deps test-deps clean FORCE
+.PHONY: install uninstall help start stop restart status build test test-go test-python test-docs race lint bench proto deps test-deps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +107,16 @@ $(VENV)/.test: $(VENV)/.sdk
 	@echo 'installing what the Python tests need'
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e 'sdk/python[test,lint]'
 	@touch $@
+
+install: build ## cove on PATH, what it needs beside it, and a systemd unit where there is systemd (PREFIX=/usr/local)
+	install -d $(DESTDIR)$(PREFIX)/lib/cove $(DESTDIR)$(PREFIX)/bin
+	install -m 0755 bin/cove bin/cove-guest bin/cove-sftp bin/runsc $(DESTDIR)$(PREFIX)/lib/cove/
+	ln -sf ../lib/cove/cove $(DESTDIR)$(PREFIX)/bin/cove
+	if [ -d $(DESTDIR)/etc/systemd/system ]; then sed 's|@PREFIX@|$(PREFIX)|' deploy/cove.service > $(DESTDIR)/etc/systemd/system/cove.service; fi
+
+uninstall: ## take that away again (not the server's data)
+	rm -f $(DESTDIR)$(PREFIX)/bin/cove $(DESTDIR)/etc/systemd/system/cove.service
+	rm -rf $(DESTDIR)$(PREFIX)/lib/cove
 
 test: test-deps build $(TOOLS)/pebble $(VENV)/.test ## everything: unit, integration on real gVisor, Python SDK
 	@scripts/test.sh
