@@ -104,7 +104,7 @@ def python(todo: list[Block]) -> str:
 
 def run(command: list[str], script: str, where: str) -> bool:
     try:
-        done = subprocess.run(command, input=script, cwd=where, text=True, timeout=TIMEOUT, capture_output=True)
+        done = subprocess.run(command, check=False, input=script, cwd=where, text=True, timeout=TIMEOUT, capture_output=True)
         code, said = done.returncode, done.stderr[-3000:]
     except subprocess.TimeoutExpired as err:
         code, said = 124, f"not done within {TIMEOUT} s\n{(err.stderr or b'')[-3000:].decode()}"
