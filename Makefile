@@ -7,7 +7,10 @@ SHELL       := /bin/bash
 
 # Where the server of "make start" keeps its state and listens.
 DATA   ?= $(or $(COVE_DATA),/var/lib/cove)
-LISTEN ?= 127.0.0.1:7777
+# LISTEN=ADDRESS is kept in DATA/cove.toml for the next start; 127.0.0.1:7777 if never given.
+LISTEN ?=
+# Where "make install" puts it.
+PREFIX ?= /usr/local
 # make stop ALL=1 removes the sandboxes too. KEEP=1 is what is done anyway.
 ALL    ?=
 KEEP   ?=
@@ -36,7 +39,7 @@ GOBUILD := $(GO) build
 
 export DATA LISTEN ALL KEEP
 
-.PHONY: help start stop down restart status build test test-go test-python race lint bench soak soak-calls soak-ops proto deps test-deps clean FORCE
+.PHONY: help start stop down restart status install uninstall build test test-go test-python test-docs race lint bench soak soak-calls soak-ops proto deps test-deps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +112,16 @@ $(VENV)/.test: $(VENV)/.sdk
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e 'sdk/python[test,lint]'
 	@touch $@
 
+install: build ## cove on PATH, what it needs beside it, and a systemd unit where there is systemd (PREFIX=/usr/local)
+	install -d $(DESTDIR)$(PREFIX)/lib/cove $(DESTDIR)$(PREFIX)/bin
+	install -m 0755 bin/cove bin/cove-guest bin/cove-sftp bin/runsc $(DESTDIR)$(PREFIX)/lib/cove/
+	ln -sf ../lib/cove/cove $(DESTDIR)$(PREFIX)/bin/cove
+	if [ -d $(DESTDIR)/etc/systemd/system ]; then sed 's|@PREFIX@|$(PREFIX)|' deploy/cove.service > $(DESTDIR)/etc/systemd/system/cove.service; fi
+
+uninstall: ## take that away again (not the server's data)
+	rm -f $(DESTDIR)$(PREFIX)/bin/cove $(DESTDIR)/etc/systemd/system/cove.service
+	rm -rf $(DESTDIR)$(PREFIX)/lib/cove
+
 test: test-deps build $(TOOLS)/pebble $(VENV)/.test ## everything: unit, integration on real gVisor, Python SDK
 	@scripts/test.sh
 
@@ -117,6 +130,9 @@ test-go: test-deps build $(TOOLS)/pebble ## the Go tests alone (PKG=./cli/... fo
 
 test-python: test-deps build $(VENV)/.test ## the Python tests alone, unit and live
 	@scripts/test.sh python
+
+test-docs: test-deps build $(VENV)/.test ## the examples of README and docs alone, against a real server
+	@scripts/test.sh docs
 
 # How long, how many at a time, and how often the server is killed.
 SOAK_SECONDS ?= 300

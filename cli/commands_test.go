@@ -429,6 +429,31 @@ func TestTheServersOwnCommandsGetTheirFlags(t *testing.T) {
 	if got.Data != "/d" || got.Listen != ":1" || got.RunscPath != "/opt/runsc" || got.Runtime != "gvisor" || !got.NoBase {
 		t.Errorf("%+v", got)
 	}
+	// Options in a file; the command line comes first.
+	file := filepath.Join(t.TempDir(), "cove.toml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("listen = \"0.0.0.0:80\"\nno-base = true\nqueue-wait = \"5s\"\nssh = \":22\"\n")
+	f.cove(t, settings{deps: deps}, "serve", "--config", file, "--ssh", ":7722").want(t, 0, "")
+	if got.Listen != "0.0.0.0:80" || !got.NoBase || got.QueueWait != 5*time.Second || got.SSH != ":7722" {
+		t.Errorf("%+v", got)
+	}
+	f.cove(t, settings{deps: deps}, "serve", "--data", filepath.Dir(file)).want(t, 0, "")
+	if got.Listen != "0.0.0.0:80" {
+		t.Errorf("DATA/cove.toml was not found: %+v", got)
+	}
+	for text, words := range map[string]string{
+		"listn = \"x\"": "did you mean 'listen'", "listen = [1]": "a list or table", "queue-wait = \"soon\"": "queue-wait", "listen": "cove.toml", "config = \"x\"": "no option",
+		"no-base = 3": "no-base",
+	} {
+		write(text)
+		f.cove(t, settings{deps: deps}, "serve", "--config", file).want(t, 2, "", words)
+	}
+	f.cove(t, settings{deps: deps}, "serve", "--config", "/no/such").want(t, 1, "", "/no/such")
 	f.cove(t, settings{deps: deps}, "image", "bootstrap", "--data", "/d").want(t, 0, "sha256:/d\n")
 	f.cove(t, settings{}, "serve").want(t, 1, "", "not part of this build")
 	f.cove(t, settings{}, "health").want(t, 0, "ok\n")

@@ -33,7 +33,8 @@ func (a *app) addServeFlags(cmd *cobra.Command, c *ServeConfig) {
 }
 
 func (a *app) serveCmd() *cobra.Command {
-	c := ServeConfig{}
+	var c ServeConfig
+	var config string
 	life := lifetime{duration: duration(24 * time.Hour)}
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -49,12 +50,22 @@ live on and the next start finds them. A second signal ends it at once.`,
 			if a.Serve == nil {
 				return a.notBuiltIn("serve")
 			}
+			if config == "" {
+				config = defaultConfig(c.Data)
+			}
+			if config != "" {
+				if err := applyFile(cmd, config); err != nil {
+					return err
+				}
+			}
 			c.DefaultTimeout = time.Duration(life.duration)
 			return a.Serve(cmd.Context(), c)
 		},
 	}
 	a.addServeFlags(cmd, &c)
 	fs := cmd.Flags()
+	fs.StringVar(&config, "config", "", "TOML file with options: every flag by its name; flags here come first (default: DATA/cove.toml, if it is there)")
+	_ = cmd.MarkFlagFilename("config", "toml")
 	fs.StringVar(&c.Listen, "listen", defaultListen, "address to listen on")
 	fs.StringVar(&c.Node, "node", "", "name of this node (default: the host's)")
 	fs.StringVar(&c.StateKeys, "state-keys", a.Getenv("COVE_STATE_KEYS"), "file with the keys that encrypt snapshots, newest first ($COVE_STATE_KEYS; default: DATA/state.keys, if it is there)")

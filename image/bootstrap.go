@@ -33,10 +33,10 @@ type Debian struct {
 
 // BasePackages are what the base image has on top of Debian's minbase.
 var BasePackages = []string{"bash", "ca-certificates", "coreutils", "curl", "git", "procps",
-	"python3", "python3-pip", "python3-venv", "sudo", "tmux"}
+	"python3", "python3-pip", "python3-pytest", "python3-venv", "sudo", "tmux"}
 
 // recipeVersion is raised when the same request makes another image.
-const recipeVersion = 1
+const recipeVersion = 2
 
 // baseConfig: ~/.local/bin is where pip installs scripts for a user.
 var baseConfig = sandbox.ImageConfig{
@@ -59,7 +59,9 @@ var dpkgOptions = []string{
 	"path-exclude=/usr/share/lintian/*",
 }
 
-// setup runs with the new root as $1. EXTERNALLY-MANAGED goes because a
+// setup runs with the new root as $1. /work is where examples and agents put what
+// they work on. /root is open to look into: gVisor refuses its attributes to
+// others while it is closed, and "ls -la /" complains. EXTERNALLY-MANAGED goes because a
 // sandbox is the virtual environment: pip install should just work, for root
 // too, who has none of our environment variables under sudo.
 const setup = `set -e
@@ -69,6 +71,8 @@ if [ -d "$1/etc/sudoers.d" ]; then
 	chmod 0440 "$1/etc/sudoers.d/user"
 fi
 if [ -e "$1/usr/bin/python3" ] && [ ! -e "$1/usr/bin/python" ]; then ln -s python3 "$1/usr/bin/python"; fi
+install -d -o 1000 -g 1000 "$1/work"
+chmod 0755 "$1/root"
 rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED
 rm -f "$1/etc/apt/apt.conf.d/99mmdebstrap" "$1/etc/resolv.conf" "$1/etc/hostname" "$1/etc/machine-id"
 rm -f "$1"/var/log/*.log "$1"/var/log/apt/* "$1"/var/cache/ldconfig/aux-cache "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Starts the server in the background, once, and shows a first sandbox.
-#   DATA=/var/lib/cove LISTEN=127.0.0.1:7777 start.sh
+#   DATA=/var/lib/cove [LISTEN=ADDRESS] start.sh
 set -euo pipefail
 source "$(dirname "$0")/server.sh"
-: "${DATA:=/var/lib/cove}" "${LISTEN:=127.0.0.1:7777}"
+: "${DATA:=/var/lib/cove}" "${LISTEN:=}"
 log="$DATA/serve.log"
 export COVE_DATA=$DATA
 unset COVE_URL COVE_KEY
@@ -48,10 +48,14 @@ as_root bash -c 'umask 077; touch "$0"; chmod 0600 "$0"' "$log"
 echo "making sure the base image is there (Debian by mmdebstrap: one to two minutes the first time)"
 as_root "$cove" image bootstrap --data "$DATA" >/dev/null
 
+# What it was given once holds for the next start too: cove serve reads this file.
+if [ -n "$LISTEN" ]; then
+  as_root bash -c 'umask 077; touch "$0"; grep -v "^listen *=" "$0" >"$0.new" || true; echo "listen = \"$1\"" >>"$0.new"; mv "$0.new" "$0"' "$DATA/cove.toml" "$LISTEN"
+fi
 echo "starting cove serve"
 # The log is appended to: what an earlier server said about its end stays.
 # setsid: Ctrl-C in this terminal is not for the server.
-started=$(as_root bash -c 'setsid nohup "$0" serve --data "$1" --listen "$2" </dev/null >>"$3" 2>&1 & echo $!' "$cove" "$DATA" "$LISTEN" "$log")
+started=$(as_root bash -c 'setsid nohup "$0" serve --data "$1" </dev/null >>"$2" 2>&1 & echo $!' "$cove" "$DATA" "$log")
 
 for ((i = 0; i < 600; i++)); do
   if pid=$(cove_pid "$DATA"); then break; fi

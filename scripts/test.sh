@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs the tests in steps, all of them even when one fails, and says at the end
 # which did.
-#   test.sh [go] [python]        default: all;  PKG=./cli/... narrows go
+#   test.sh [go] [python] [docs]  default: all;  PKG=./cli/... narrows go
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-what=${*:-go python}
+what=${*:-go python docs}
 : "${PKG:=./...}"
 names=() results=() times=()
 failed=0
@@ -25,6 +25,9 @@ if [[ $what == *go* ]]; then
   # Two packages at a time: timings and kernels share the machine.
   # shellcheck disable=SC2086
   step "Go: unit and integration on real gVisor" "${as_root[@]}" go test -p 2 -timeout 30m $PKG
+fi
+if [[ $what == *docs* ]]; then
+  step "Examples of README and docs" scripts/with-server.sh .venv/bin/python scripts/docs.py --expect 18 README.md docs/*.md
 fi
 if [[ $what == *python* ]]; then
   step "Python SDK: unit" .venv/bin/python -m pytest -q -p no:cacheprovider sdk/python

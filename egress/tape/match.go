@@ -146,6 +146,9 @@ func nearest(a Asked, recorded []Exchange) string {
 	if len(differs) == 0 {
 		return was + ": the same, but not as often (repeat_last answers with the last again), or with other headers"
 	}
+	if len(differs) == 1 {
+		return was + ": " + differs[0] + " differs"
+	}
 	return was + ": " + strings.Join(differs, " and ") + " differ"
 }
 

@@ -68,8 +68,8 @@ func TestTheHintNamesTheNearest(t *testing.T) {
 		asked Asked
 		want  []string
 	}{
-		{ask(t, "GET", "https://a.test/users?page=2", ""), []string{"number 1", "the query differ"}},
-		{ask(t, "POST", "https://a.test/users", "y"), []string{"number 2", "the body differ"}},
+		{ask(t, "GET", "https://a.test/users?page=2", ""), []string{"number 1", "the query differs"}},
+		{ask(t, "POST", "https://a.test/users", "y"), []string{"number 2", "the body differs"}},
 		{ask(t, "PUT", "https://b.test/z", ""), []string{"number 3", "the method and the path differ"}},
 		{ask(t, "GET", "https://b.test/", ""), []string{"number 3", "not as often"}},
 	} {
