@@ -70,6 +70,9 @@ type ServeConfig struct {
 
 	Network   string   // of sandboxes that ask for none: none or public
 	Resolvers []string // that names are asked of; none = those of /etc/resolv.conf
+	// SandboxCA is a file of certificates that sandboxes trust, and the server
+	// where it speaks for them.
+	SandboxCA string
 	// RegistryAllow are registries of the server's own network that may be
 	// pulled from.
 	RegistryAllow []string

@@ -68,17 +68,26 @@ func shortID(id string) string {
 }
 
 func (a *app) imagePullCmd() *cobra.Command {
-	var name, platform string
-	var asJSON bool
+	var name, platform, username string
+	var asJSON, passwordStdin bool
 	cmd := &cobra.Command{
 		Use: "pull REFERENCE", Short: "Fetch an image from its registry", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
-		Example: "  cove image pull python:3.12\n  cove image pull ghcr.io/org/env:v3 --name env",
+		Example: "  cove image pull python:3.12\n  cove image pull ghcr.io/org/env:v3 --name env\n  pass show ghcr | cove image pull ghcr.io/org/private:v1 --username me --password-stdin",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			api, err := a.client()
 			if err != nil {
 				return err
 			}
-			s, err := api.Images.Pull(cmd.Context(), connect.NewRequest(&covev1.PullImageRequest{Reference: args[0], Name: name, Platform: platform}))
+			m := &covev1.PullImageRequest{Reference: args[0], Name: name, Platform: platform, Username: username}
+			if (username != "") != passwordStdin {
+				return usagef("give both, for example: pass show ghcr | cove image pull REFERENCE --username me --password-stdin", "--username and --password-stdin go together")
+			}
+			if passwordStdin {
+				if m.Password, err = a.readValue(cmd.Context(), secretFlags{}); err != nil {
+					return err
+				}
+			}
+			s, err := api.Images.Pull(cmd.Context(), connect.NewRequest(m))
 			if err != nil {
 				return err
 			}
@@ -104,6 +113,8 @@ func (a *app) imagePullCmd() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&name, "name", "", "name to give it (default: the reference)")
 	cmd.Flags().StringVar(&platform, "platform", "", "like linux/arm64 (default: the node's)")
+	cmd.Flags().StringVar(&username, "username", "", "user of a private registry, for this pull alone")
+	cmd.Flags().BoolVar(&passwordStdin, "password-stdin", false, "read that user's password or token from stdin")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the image as JSON")
 	return cmd
 }

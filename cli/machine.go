@@ -83,6 +83,7 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs.BoolVar(&c.NoBase, "no-base", false, "do not make the base image when it is missing")
 	fs.StringVar(&c.Network, "network-default", "public", "network of sandboxes that do not say: none or public")
 	fs.StringVar(&c.EgressRoots, "egress-roots", "", "file of certificates (PEM) that servers are believed by, beside the host's, where secrets are put into requests")
+	fs.StringVar(&c.SandboxCA, "sandbox-ca", a.Getenv("COVE_SANDBOX_CA"), "file of certificates (PEM) that every sandbox trusts, and the server for image pulls and requests with secrets: for networks that look into TLS ($COVE_SANDBOX_CA)")
 	fs.StringSliceVar(&c.RegistryAllow, "registry-allow", nil, "registry of the own network that may be pulled from: HOST, HOST:PORT or a CIDR (default: none; loopback, private and metadata addresses are refused)")
 	fs.StringSliceVar(&c.Resolvers, "dns", nil, "resolvers that names of sandboxes are asked of, ADDRESS[:PORT] (default: those of /etc/resolv.conf)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")

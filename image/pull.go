@@ -28,9 +28,14 @@ const (
 	maxConfig      = 8 * mib
 )
 
-// Pull fetches an image by reference from its registry; platform "" is the
-// node's own. What was downloaded of an interrupted pull is used by the next.
+// Pull fetches an image by reference from its registry, with the credentials of
+// the server's machine; platform "" is the node's own. What was downloaded of an interrupted pull is used by the next.
 func (l *Library) Pull(ctx context.Context, ref, platform string, progress func(sandbox.Progress)) (sandbox.Image, error) {
+	return l.PullAs(ctx, sandbox.RegistryAccess{Operator: true}, ref, platform, progress)
+}
+
+// PullAs is Pull as somebody else than the operator.
+func (l *Library) PullAs(ctx context.Context, who sandbox.RegistryAccess, ref, platform string, progress func(sandbox.Progress)) (sandbox.Image, error) {
 	const op = "image.pull"
 	r, err := name.ParseReference(ref)
 	if err != nil {
@@ -42,7 +47,7 @@ func (l *Library) Pull(ctx context.Context, ref, platform string, progress func(
 	}
 	return l.build(ctx, op, progress, func(b *build) (sidecar, error) {
 		b.progress.step("resolve", 0, 0)
-		rt, err := l.login(b.ctx, r.Context())
+		rt, err := l.login(b.ctx, who, r.Context())
 		if err != nil {
 			return sidecar{}, err
 		}

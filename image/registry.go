@@ -18,12 +18,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// login does a registry's handshake with the user's Docker credentials. The
+// login does a registry's handshake with somebody's credentials. The
 // result adds them to every request to that registry, and to no other host.
 // Registries on the loopback and on private addresses, if the operator allows
 // them, may speak plain HTTP (go-containerregistry's rule).
-func (l *Library) login(ctx context.Context, repo name.Repository) (http.RoundTripper, error) {
-	auth, err := authn.Resolve(ctx, l.opts.Keychain, repo)
+func (l *Library) login(ctx context.Context, who sandbox.RegistryAccess, repo name.Repository) (http.RoundTripper, error) {
+	auth, err := authn.Anonymous, error(nil)
+	switch {
+	case who.Username != "":
+		auth = &authn.Basic{Username: who.Username, Password: who.Password}
+	case who.Operator:
+		auth, err = authn.Resolve(ctx, l.opts.Keychain, repo)
+	}
 	if err != nil {
 		return nil, (&sandbox.Error{Class: sandbox.Unauthenticated, Msg: "reading registry credentials", Err: err}).
 			WithHint("check ~/.docker/config.json, or log in again with docker login %s", repo.RegistryStr())
@@ -56,13 +62,13 @@ func (l *Library) registryError(reg name.Registry, err error) error {
 		case http.StatusUnauthorized, http.StatusForbidden:
 			// Registries also answer so for repositories that do not exist.
 			return (&sandbox.Error{Class: sandbox.Unauthenticated, Msg: "no access to this image on " + reg.Name()}).
-				WithHint("check the name; if it is private, run docker login %s as the user the server runs as", reg.Name())
+				WithHint("check the name; if it is private, pull with --username and --password-stdin, or, as an admin of the installation, after docker login %s as the user the server runs as", reg.Name())
 		case http.StatusNotFound:
 			return (&sandbox.Error{Class: sandbox.ImageNotFound, Msg: "no such image on " + reg.Name()}).
 				WithHint("check the name and the tag")
 		case http.StatusTooManyRequests:
 			e := (&sandbox.Error{Class: sandbox.Unavailable, Msg: reg.Name() + " limits the rate of pulls"}).
-				WithHint("wait, or log in with docker login %s for a higher limit", reg.Name())
+				WithHint("wait, or pull as a user of it, who may have a higher limit")
 			e.RetryAfter = time.Minute
 			return e
 		}

@@ -28,15 +28,16 @@ import (
 
 // machine is a node on real gVisor that can be started again.
 type machine struct {
-	t     testing.TB
-	dir   string
-	lib   *image.Library
-	img   sandbox.Image
-	store *local.Store
-	drv   *gvisor.Driver
-	up    *proxy.Upstream  // nil: no networks
-	nets  *egress.Networks // nil without up
-	tapes *tape.Library
+	authorities []byte // that every sandbox trusts
+	t           testing.TB
+	dir         string
+	lib         *image.Library
+	img         sandbox.Image
+	store       *local.Store
+	drv         *gvisor.Driver
+	up          *proxy.Upstream  // nil: no networks
+	nets        *egress.Networks // nil without up
+	tapes       *tape.Library
 	*node.Node
 	execs int
 }
@@ -46,8 +47,13 @@ func newMachine(t *testing.T) *machine { return newMachineOn(t, nil) }
 // newMachineOn has networks that leave by up.
 func newMachineOn(t testing.TB, up *proxy.Upstream) *machine {
 	t.Helper()
+	return newMachineTrusting(t, up, nil)
+}
+
+func newMachineTrusting(t testing.TB, up *proxy.Upstream, authorities []byte) *machine {
+	t.Helper()
 	lib, img := imagetest.Base(t)
-	m := &machine{t: t, dir: t.TempDir(), lib: lib, img: img, up: up}
+	m := &machine{t: t, dir: t.TempDir(), lib: lib, img: img, up: up, authorities: authorities}
 	m.open()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -93,7 +99,7 @@ func (m *machine) open() {
 		m.t.Fatal(err)
 	}
 	m.Node, err = node.Open(ctx, node.Config{Dir: m.dir + "/node", Name: "n1", Networks: m.nets, Driver: m.drv, Images: m.lib, Pool: node.PoolSettings{Min: 1, Max: 4},
-		State: &node.StateConfig{Store: m.store, Plain: m.dir + "/plain"}, VolumeDir: m.dir + "/volumes", Recordings: m.tapes})
+		State: &node.StateConfig{Store: m.store, Plain: m.dir + "/plain"}, VolumeDir: m.dir + "/volumes", Recordings: m.tapes, Authorities: m.authorities})
 	if err != nil {
 		m.t.Fatal(err)
 	}

@@ -37,7 +37,9 @@ type Config struct {
 	Networks *egress.Networks
 	// Recordings of their traffic; nil: none can be made or replayed. Stays the caller's to close.
 	Recordings *tape.Library
-	Logger     *slog.Logger // nil = discard
+	// Authorities that every sandbox trusts beside its image's, in PEM form; nil = none.
+	Authorities []byte
+	Logger      *slog.Logger // nil = discard
 
 	// SweepEvery is how often what runs is compared with what should; default
 	// one minute, zero takes it, negative never.

@@ -92,10 +92,10 @@ func authorityOf(sb sandbox.Sandbox) string { return cmp.Or(sb.Spec.Authority, s
 // What the user set stays as it is, and so does what the image says about
 // certificates.
 func (n *Node) environment(sb sandbox.Sandbox, img sandbox.ImageConfig) map[string]string {
-	if !intercepted(sb.Spec) {
+	if !n.trusts(sb.Spec) {
 		return sb.Spec.Env
 	}
-	env := trustEnv(img.Env)
+	env := n.trustEnv(img.Env)
 	found, _ := n.secrets.find(sb.Tenant, sb.Spec.Secrets)
 	maps.Copy(env, secret.Env(found))
 	maps.Copy(env, sb.Spec.Env)

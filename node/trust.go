@@ -1,9 +1,11 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/cove-sandbox/cove/guest"
@@ -25,13 +27,22 @@ var trustBundles = []string{
 // it, and it says that all else was written.
 const trustFile = "/usr/local/share/ca-certificates/cove.crt"
 
+// trustKeys is what Java trusts where the operator has authorities of his own:
+// those, and what the host trusts. It does not read the stores above.
+const trustKeys = "/usr/local/share/ca-certificates/cove.jks"
+
+const javaEnv, javaTrust = "JAVA_TOOL_OPTIONS", "-Djavax.net.ssl.trustStore=" + trustKeys + " -Djavax.net.ssl.trustStoreType=JKS -Djavax.net.ssl.trustStorePassword=" + keystorePassword
+
 // trustEnv are the variables of programs that bring certificates of their own:
 // requests and httpx (certifi), curl builds, git, Node.js, the AWS SDKs, Deno.
 // None that the image sets is among them.
-func trustEnv(image []string) map[string]string {
+func (n *Node) trustEnv(image []string) map[string]string {
 	env := map[string]string{"NODE_EXTRA_CA_CERTS": trustFile}
 	for _, name := range []string{"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "AWS_CA_BUNDLE", "DENO_CERT"} {
 		env[name] = trustBundles[0]
+	}
+	if len(n.cfg.Authorities) > 0 {
+		env[javaEnv] = javaTrust
 	}
 	for _, kv := range image {
 		name, _, _ := strings.Cut(kv, "=")
@@ -40,25 +51,44 @@ func trustEnv(image []string) map[string]string {
 	return env
 }
 
-// trust has a sandbox trust its authority, if it is to. What is there already,
-// in a fork or a sandbox that wakes, costs one small read.
+// trusts says whether a sandbox is to trust more than its image does.
+func (n *Node) trusts(s sandbox.Spec) bool { return intercepted(s) || len(n.cfg.Authorities) > 0 }
+
+// trust has a sandbox trust its authority and those of the operator, if it is
+// to. What is there already, in a fork or a sandbox that wakes, costs one small
+// read.
 func (n *Node) trust(ctx context.Context, sb sandbox.Sandbox, k runtime.Kernel) error {
-	if !intercepted(sb.Spec) || n.cfg.Networks == nil {
+	if !n.trusts(sb.Spec) {
 		return nil
 	}
-	a, err := n.cfg.Networks.Authority(authorityOf(sb))
-	if err != nil {
-		return err
+	pem := slices.Clone(n.cfg.Authorities)
+	if intercepted(sb.Spec) && n.cfg.Networks != nil {
+		a, err := n.cfg.Networks.Authority(authorityOf(sb))
+		if err != nil {
+			return err
+		}
+		pem = append(pem, a.PEM()...)
 	}
-	if err := install(ctx, k.Guest(), a.PEM(), hostBundle); err != nil {
-		return fmt.Errorf("the certificate of the sandbox's authority: %w", err)
+	if len(pem) == 0 {
+		return nil
+	}
+	if err := install(ctx, k.Guest(), pem, len(n.cfg.Authorities) > 0, hostBundle); err != nil {
+		return fmt.Errorf("the certificates that the sandbox is to trust: %w", err)
 	}
 	return nil
 }
 
 // install has a container trust a certificate. What one without any store would
 // trust is what the host does.
-func install(ctx context.Context, g *guest.Client, pem []byte, host func() []byte) error {
+func install(ctx context.Context, g *guest.Client, pem []byte, java bool, host func() []byte) error {
+	// Before the file of which Trust takes it that all else was written.
+	if java {
+		if have, _, err := g.ReadFile(ctx, trustFile, 0, int64(len(pem))+1); err != nil || !bytes.Equal(have, pem) {
+			if _, err := g.WriteFile(ctx, trustKeys, keystore(append(host(), pem...)), sandbox.WriteOptions{User: "0:0", Parents: true}); err != nil {
+				return err
+			}
+		}
+	}
 	missing, err := g.Trust(ctx, trustFile, trustBundles, pem)
 	if err != nil || !missing {
 		return err

@@ -35,3 +35,25 @@ type Progress struct {
 	Done  int64  `json:"done"`  // bytes
 	Total int64  `json:"total"` // bytes; 0 = unknown
 }
+
+// RegistryAccess says who a pull is to a registry. The zero value is nobody.
+type RegistryAccess struct {
+	// Operator takes the credentials that the server's machine has.
+	Operator           bool
+	Username, Password string
+}
+
+// Validate checks what a caller gave.
+func (a RegistryAccess) Validate() error {
+	switch {
+	case a.Password != "" && a.Username == "":
+		return InvalidField("username", "is missing beside a password").WithHint("registries that take a token alone mostly want it with a user name of any kind")
+	case a.Username != "" && a.Password == "":
+		return InvalidField("password", "is missing beside a user name")
+	case len(a.Username) > 256:
+		return InvalidField("username", "is longer than 256 bytes")
+	case len(a.Password) > 16<<10:
+		return InvalidField("password", "is longer than 16 KiB")
+	}
+	return nil
+}

@@ -628,13 +628,14 @@ func (g *fakeGuest) Watch(ctx context.Context, p string, recursive bool, sink fu
 
 // fakeLibrary holds content ids; a reference "reg/NAME" pulls as "sha256:NAME".
 type fakeLibrary struct {
-	mu      sync.Mutex
-	content map[string]int64
-	pulls   int
-	gate    chan struct{} // if set, a pull waits for it (or for its context)
-	left    chan struct{} // if set, closed when a pull was cancelled
-	deleted []string
-	sources map[string]string // where it is not "test"
+	pulledAs []sandbox.RegistryAccess
+	mu       sync.Mutex
+	content  map[string]int64
+	pulls    int
+	gate     chan struct{} // if set, a pull waits for it (or for its context)
+	left     chan struct{} // if set, closed when a pull was cancelled
+	deleted  []string
+	sources  map[string]string // where it is not "test"
 }
 
 func newFakeLibrary() *fakeLibrary {
@@ -661,9 +662,10 @@ func (l *fakeLibrary) Get(id string) (sandbox.Image, error) {
 	return sandbox.Image{ID: id, Size: size, Source: cmp.Or(l.sources[id], "test")}, nil
 }
 
-func (l *fakeLibrary) Pull(ctx context.Context, ref, platform string, progress func(ImageProgress)) (sandbox.Image, error) {
+func (l *fakeLibrary) PullAs(ctx context.Context, who sandbox.RegistryAccess, ref, platform string, progress func(ImageProgress)) (sandbox.Image, error) {
 	l.mu.Lock()
 	l.pulls++
+	l.pulledAs = append(l.pulledAs, who)
 	gate := l.gate
 	l.mu.Unlock()
 	progress(ImageProgress{Step: "download", Done: 1, Total: 2})

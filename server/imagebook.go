@@ -38,7 +38,12 @@ type imageRef struct {
 	name  string
 }
 
-type pullKey struct{ ref, platform string }
+// pullKey is what pulls are shared by. Who one is to the registry is part of it:
+// nobody gets an image by the credentials of another.
+type pullKey struct {
+	who           sandbox.RegistryAccess
+	ref, platform string
+}
 
 type sharedPull struct {
 	pull
@@ -266,8 +271,8 @@ func (b *imageBook) collect(ctx context.Context, id string, prepared bool) (gone
 
 // join follows the pull of a reference, beginning it if there is none. The
 // pull is stopped when the last follower leaves.
-func (b *imageBook) join(ref, platform string) (p *pull, leave func()) {
-	key := pullKey{ref, platform}
+func (b *imageBook) join(who sandbox.RegistryAccess, ref, platform string) (p *pull, leave func()) {
+	key := pullKey{who, ref, platform}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	sp := b.pulls[key]
@@ -276,7 +281,7 @@ func (b *imageBook) join(ref, platform string) (p *pull, leave func()) {
 		sp = &sharedPull{pull: pull{cancel: cancel, done: make(chan struct{}), changed: make(chan struct{})}}
 		b.pulls[key] = sp
 		go func() {
-			sp.img, sp.err = b.library.Pull(ctx, ref, platform, sp.report)
+			sp.img, sp.err = b.library.PullAs(ctx, who, ref, platform, sp.report)
 			b.mu.Lock()
 			if b.pulls[key] == sp {
 				delete(b.pulls, key)

@@ -50,9 +50,14 @@ func (s imageService) Pull(ctx context.Context, r *connect.Request[covev1.PullIm
 			return err
 		}
 	}
+	who := sandbox.RegistryAccess{Username: m.Username, Password: m.Password}
+	if err := who.Validate(); err != nil {
+		return err
+	}
+	who.Operator = who.Username == "" && isRoot(ctx)
 	// Twice: a prune may take the content before it has its name.
 	for try := 0; ; try++ {
-		img, err := s.pullOnce(ctx, m.Reference, m.Platform, out)
+		img, err := s.pullOnce(ctx, who, m.Reference, m.Platform, out)
 		if err != nil {
 			return err
 		}
@@ -68,8 +73,8 @@ func (s imageService) Pull(ctx context.Context, r *connect.Request[covev1.PullIm
 }
 
 // pullOnce follows the one pull of a reference there is, sending its progress.
-func (s imageService) pullOnce(ctx context.Context, ref, platform string, out *connect.ServerStream[covev1.PullImageEvent]) (sandbox.Image, error) {
-	p, leave := s.images.join(ref, platform)
+func (s imageService) pullOnce(ctx context.Context, who sandbox.RegistryAccess, ref, platform string, out *connect.ServerStream[covev1.PullImageEvent]) (sandbox.Image, error) {
+	p, leave := s.images.join(who, ref, platform)
 	defer leave()
 	var sent sandbox.Progress
 	for {

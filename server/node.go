@@ -86,8 +86,8 @@ type Guest interface {
 
 // ImageLibrary makes and keeps image content on a node; names are the store's.
 type ImageLibrary interface {
-	// Pull fetches a reference; platform "" is the node's own.
-	Pull(ctx context.Context, ref, platform string, progress func(ImageProgress)) (sandbox.Image, error)
+	// PullAs fetches a reference as somebody; platform "" is the node's own.
+	PullAs(ctx context.Context, who sandbox.RegistryAccess, ref, platform string, progress func(ImageProgress)) (sandbox.Image, error)
 	// ImportTar takes a docker-save or OCI-layout tar, or a plain root file system.
 	ImportTar(ctx context.Context, r io.Reader, progress func(ImageProgress)) (sandbox.Image, error)
 	// Have says whether the content is here.

@@ -21,7 +21,7 @@ import (
 func (p places) networks() string { return filepath.Join(p.dir, "networks") }
 
 // openNetworks is nil where the runtime has no use for them.
-func openNetworks(c cli.ServeConfig, at places, driver runtime.Driver, log *slog.Logger) (*egress.Networks, error) {
+func openNetworks(c cli.ServeConfig, ca []byte, at places, driver runtime.Driver, log *slog.Logger) (*egress.Networks, error) {
 	switch sandbox.NetworkMode(c.Network) {
 	case "", sandbox.NetworkNone, sandbox.NetworkPublic:
 	default:
@@ -47,7 +47,7 @@ func openNetworks(c cli.ServeConfig, at places, driver runtime.Driver, log *slog
 	if err != nil {
 		return nil, &sandbox.Error{Class: sandbox.Precondition, Err: err, Hint: "--dns names the resolvers"}
 	}
-	if up.Roots, err = egressRoots(c.EgressRoots); err != nil {
+	if up.Roots, err = roots(ca, c.EgressRoots); err != nil {
 		return nil, err
 	}
 	master, err := authority.Open(at.egressKey())

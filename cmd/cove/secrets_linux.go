@@ -3,10 +3,12 @@ package main
 import (
 	"crypto/x509"
 	"encoding/hex"
+	"encoding/pem"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cli"
@@ -43,19 +45,55 @@ func secretKeys(c cli.ServeConfig, at places) (*cas.Keyring, error) {
 	return state.With(own), nil
 }
 
-// egressRoots are what servers are checked against whose TLS is looked into: the
-// host's, and those of a file.
-func egressRoots(path string) (*x509.CertPool, error) {
-	if path == "" {
+// sandboxCA are the authorities that the operator has sandboxes trust; nil = none.
+func sandboxCA(c cli.ServeConfig) ([]byte, error) {
+	if c.SandboxCA == "" {
 		return nil, nil
 	}
-	b, err := os.ReadFile(path)
+	b, err := os.ReadFile(c.SandboxCA)
 	if err != nil {
-		return nil, sandbox.InvalidField("egress-roots", "%v", err)
+		return nil, sandbox.InvalidField("sandbox-ca", "%v", err)
+	}
+	var out []byte
+	for rest := b; ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if block.Type == "PRIVATE KEY" || strings.HasSuffix(block.Type, " PRIVATE KEY") {
+			return nil, sandbox.InvalidField("sandbox-ca", "%s has a private key in it, which every sandbox could read", c.SandboxCA)
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+			return nil, sandbox.InvalidField("sandbox-ca", "%s: %v", c.SandboxCA, err)
+		}
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes})...)
+	}
+	if len(out) == 0 || len(out) > maxSandboxCA {
+		return nil, sandbox.InvalidField("sandbox-ca", "%s has %d bytes of certificates in PEM form; 1 to %d are taken", c.SandboxCA, len(out), maxSandboxCA)
+	}
+	return out, nil
+}
+
+// maxSandboxCA is some hundred certificates: they are written with every create.
+const maxSandboxCA = 256 << 10
+
+// roots are what servers are checked against: the host's, those for sandboxes,
+// and those of a file; nil = the host's alone.
+func roots(ca []byte, path string) (*x509.CertPool, error) {
+	if path == "" && len(ca) == 0 {
+		return nil, nil
 	}
 	pool, err := x509.SystemCertPool()
 	if err != nil {
 		pool = x509.NewCertPool()
+	}
+	pool.AppendCertsFromPEM(ca)
+	if path == "" {
+		return pool, nil
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, sandbox.InvalidField("egress-roots", "%v", err)
 	}
 	if !pool.AppendCertsFromPEM(b) {
 		return nil, sandbox.InvalidField("egress-roots", "%s has no certificate in PEM form", path)

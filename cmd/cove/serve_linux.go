@@ -75,7 +75,15 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer closing(&err, "store", db.Close)
 
-	library, err := image.Open(at.images(), image.Options{Log: log, Registries: c.RegistryAllow})
+	ca, err := sandboxCA(c)
+	if err != nil {
+		return err
+	}
+	trusted, err := roots(ca, "")
+	if err != nil {
+		return err
+	}
+	library, err := image.Open(at.images(), image.Options{Log: log, Registries: c.RegistryAllow, Roots: trusted})
 	if err != nil {
 		return err
 	}
@@ -102,7 +110,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer closing(&err, "recordings", recordings.Close) // after networks: what they cut is recorded so
 
-	networks, err := openNetworks(c, at, driver, log)
+	networks, err := openNetworks(c, ca, at, driver, log)
 	if err != nil {
 		return err
 	}
@@ -112,7 +120,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 
 	started := time.Now()
 	n, err := node.Open(ctx, node.Config{Dir: at.node(), Name: nodeName(c), Driver: driver, Images: library, Logger: log,
-		State: state, VolumeDir: at.volumes(), Networks: networks, Recordings: recordings})
+		State: state, VolumeDir: at.volumes(), Networks: networks, Recordings: recordings, Authorities: ca})
 	if err != nil {
 		return explain(ctx, c, log, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"log"
@@ -130,6 +131,11 @@ func (w *World) Listen(address string) (l net.Listener, err error) {
 	lc.SetMultipathTCP(false)
 	err = w.ns.Do(func() error { l, err = lc.Listen(context.Background(), "tcp", address); return err })
 	return l, err
+}
+
+// PEM is the certificate that CA holds.
+func (w *World) PEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.key.Certificate[0]})
 }
 
 // Unreachable makes an address one of which routers say that its host is not

@@ -147,11 +147,16 @@ func (x *Image) GetCmd() []string {
 }
 
 type PullImageRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reference     string                 `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
-	Platform      string                 `protobuf:"bytes,2,opt,name=platform,proto3" json:"platform,omitempty"` // default: the node's
-	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`         // default: the reference
-	Shared        bool                   `protobuf:"varint,4,opt,name=shared,proto3" json:"shared,omitempty"`    // the name is for every tenant; needs an installation's admin
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Reference string                 `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
+	Platform  string                 `protobuf:"bytes,2,opt,name=platform,proto3" json:"platform,omitempty"` // default: the node's
+	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`         // default: the reference
+	Shared    bool                   `protobuf:"varint,4,opt,name=shared,proto3" json:"shared,omitempty"`    // the name is for every tenant; needs an installation's admin
+	// Who to be to the registry, for this pull alone. Without them an
+	// installation's admin pulls with the server's own Docker credentials, and
+	// everybody else as nobody.
+	Username      string `protobuf:"bytes,5,opt,name=username,proto3" json:"username,omitempty"`
+	Password      string `protobuf:"bytes,6,opt,name=password,proto3" json:"password,omitempty"` // or a token; kept nowhere
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -212,6 +217,20 @@ func (x *PullImageRequest) GetShared() bool {
 		return x.Shared
 	}
 	return false
+}
+
+func (x *PullImageRequest) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *PullImageRequest) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
 }
 
 type PullImageEvent struct {
@@ -647,12 +666,14 @@ const file_cove_v1_image_proto_rawDesc = "" +
 	"entrypoint\x18\n" +
 	" \x03(\tR\n" +
 	"entrypoint\x12\x10\n" +
-	"\x03cmd\x18\v \x03(\tR\x03cmd\"x\n" +
+	"\x03cmd\x18\v \x03(\tR\x03cmd\"\xb0\x01\n" +
 	"\x10PullImageRequest\x12\x1c\n" +
 	"\treference\x18\x01 \x01(\tR\treference\x12\x1a\n" +
 	"\bplatform\x18\x02 \x01(\tR\bplatform\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
-	"\x06shared\x18\x04 \x01(\bR\x06shared\"t\n" +
+	"\x06shared\x18\x04 \x01(\bR\x06shared\x12\x1a\n" +
+	"\busername\x18\x05 \x01(\tR\busername\x12\x1a\n" +
+	"\bpassword\x18\x06 \x01(\tR\bpassword\"t\n" +
 	"\x0ePullImageEvent\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +

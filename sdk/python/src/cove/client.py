@@ -173,13 +173,16 @@ class Images:
         *,
         platform: Optional[str] = None,
         name: Optional[str] = None,
+        username: Optional[str] = None,
+        password: Optional[str] = None,
         on_progress: Optional[Callable[[PullProgress], None]] = None,
     ) -> Image:
-        """Fetch an image from its registry."""
+        """Fetch an image from its registry, as a user of it or as nobody."""
+        message = _pull_message(reference, platform, name, username, password)
 
         def attempt() -> Image:
             pull = _Pull(on_progress)
-            self._client.follow("Images/Pull", _pull_message(reference, platform, name), pull.receive)
+            self._client.follow("Images/Pull", message, pull.receive)
             return pull.result()
 
         return self._client.retrying(attempt, repeatable=True, server_retries=True)
@@ -346,13 +349,16 @@ class AsyncImages:
         *,
         platform: Optional[str] = None,
         name: Optional[str] = None,
+        username: Optional[str] = None,
+        password: Optional[str] = None,
         on_progress: Optional[Callable[[PullProgress], None]] = None,
     ) -> Image:
-        """Fetch an image from its registry."""
+        """Fetch an image from its registry, as a user of it or as nobody."""
+        message = _pull_message(reference, platform, name, username, password)
 
         async def attempt() -> Image:
             pull = _Pull(on_progress)
-            await self._client.follow("Images/Pull", _pull_message(reference, platform, name), pull.receive)
+            await self._client.follow("Images/Pull", message, pull.receive)
             return pull.result()
 
         return await self._client.retrying(attempt, repeatable=True, server_retries=True)
@@ -376,12 +382,15 @@ class AsyncImages:
             return await self._client.retrying(attempt, repeatable=upload.repeatable)
 
 
-def _pull_message(reference: str, platform: Optional[str], name: Optional[str]) -> dict[str, Any]:
-    message = {"reference": reference}
-    if platform:
-        message["platform"] = platform
-    if name:
-        message["name"] = name
+def _pull_message(
+    reference: str,
+    platform: Optional[str],
+    name: Optional[str],
+    username: Optional[str],
+    password: Optional[str],
+) -> dict[str, Any]:
+    given = {"platform": platform, "name": name, "username": username, "password": password}
+    message = {"reference": reference, **{k: v for k, v in given.items() if v}}
     return message
 
 
