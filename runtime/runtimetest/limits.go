@@ -111,10 +111,10 @@ for i in range(0, 1 << 30, 1 << 20): m[i:i + (1 << 20)] = page
 const seen = `python3 -c '
 import os, re
 mem = {k: int(v) for k, v in re.findall(r"(\w+): +(\d+) kB", open("/proc/meminfo").read())}
-disk = os.statvfs("/")
+disk, shm = os.statvfs("/"), os.statvfs("/dev/shm")
 print(len(os.sched_getaffinity(0)), os.cpu_count(), open("/proc/cpuinfo").read().count("processor\t"), os.sysconf("SC_NPROCESSORS_CONF"),
       open("/sys/devices/system/cpu/online").read().strip(), mem["MemTotal"] // 1024, os.sysconf("SC_PHYS_PAGES") // 256,
-      0 < mem["MemAvailable"] <= mem["MemTotal"], mem["MemFree"] <= mem["MemTotal"], disk.f_blocks * disk.f_frsize >> 20, 0 < disk.f_bavail <= disk.f_blocks)
+      0 < mem["MemAvailable"] <= mem["MemTotal"], mem["MemFree"] <= mem["MemTotal"], disk.f_blocks * disk.f_frsize >> 20, 0 < disk.f_bavail <= disk.f_blocks, shm.f_blocks * shm.f_frsize >> 20)
 '`
 
 func (s *suite) testSize(t *testing.T) {
@@ -131,7 +131,7 @@ func (s *suite) testSize(t *testing.T) {
 			t.Errorf("%s: inside sees %s, want %s", what, got, want)
 		}
 	}
-	const one = "1 1 1 1 0 384 384 True True 2048 True"
+	const one = "1 1 1 1 0 384 384 True True 2048 True 192"
 	half := sized(500, 384, 2048)
 	k := s.attached(t, d, half)
 	see(t, k, "half a core", one)
@@ -141,7 +141,7 @@ func (s *suite) testSize(t *testing.T) {
 		}
 		see(t, k, fmt.Sprintf("reset %d", i), one)
 	}
-	see(t, s.attached(t, d, sized(3000, 1024, 1024)), "three cores", "3 3 3 3 0-2 1024 1024 True True 1024 True")
+	see(t, s.attached(t, d, sized(3000, 1024, 1024)), "three cores", "3 3 3 3 0-2 1024 1024 True True 1024 True 512")
 	if !d.Capabilities().Processes {
 		return
 	}

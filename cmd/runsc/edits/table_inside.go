@@ -93,4 +93,16 @@ var insideEdits = []edit{
 	}
 `,
 	},
+
+	// A tmpfs has half of the sandbox's memory by default, not of the host's.
+	{
+		file: "pkg/sentry/fsimpl/tmpfs/tmpfs.go",
+		old: `	defaultSizeLimit := totalHostMem / 2
+`,
+		new: `	defaultSizeLimit := totalHostMem / 2
+	if own := usage.MaximumTotalMemoryBytes; own != 0 {
+		defaultSizeLimit = own / 2
+	}
+`,
+	},
 }
