@@ -109,14 +109,18 @@ func (s *suite) testVolumeReadOnly(t *testing.T) {
 	if got := s.sh(t, k, "cat /data/file"); got != "given" {
 		t.Errorf("reads %q", got)
 	}
-	for _, script := range []string{
+	attempts := []string{
 		"echo x > /data/file", "echo x >> /data/file", "touch /data/new", "rm /data/file", "mkdir /data/dir", "chmod 700 /data/file",
 		"chown 7 /data/file", "mv /data/file /data/other", "ln /data/file /data/other", "ln -s file /data/other", "truncate -s 0 /data/file",
-		"touch -d 2001-01-01 /data/file", "setfattr -n user.x -v y /data/file", "mount -o remount,rw /data",
+		"touch -d 2001-01-01 /data/file", "setfattr -n user.x -v y /data/file",
 		// An open file reached by another name is still the read-only one.
 		"exec 5< /data/file; echo x > /proc/self/fd/5",
-	} {
+	}
+	for _, script := range attempts {
 		s.fails(t, k, script)
+		// Root inside may say that its mount is writable. The gofer's is not.
+		s.fails(t, k, "mount -o remount,rw /data; "+script)
+		s.fails(t, k, "mkdir -p /again; mount --bind /data /again && mount -o remount,bind,rw /again; cd /again; "+strings.ReplaceAll(script, "/data/", "/again/"))
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(got) != "given" {
 		t.Errorf("the host's file is %q, %v", got, err)
@@ -131,6 +135,7 @@ func (s *suite) testVolumeReadOnly(t *testing.T) {
 		t.Errorf("the read-only mount shows %q", got)
 	}
 	s.fails(t, k2, "echo x > /ro/file")
+	s.fails(t, k2, "mount -o remount,rw /ro; echo x > /ro/file")
 }
 
 func (s *suite) testVolumeShared(t *testing.T) {
