@@ -155,7 +155,9 @@ def test_a_fork_that_broke_is_asked_for_again_by_its_key(api: Api) -> None:
     sb.fork(2)
     sb.fork(2)
     keys = [got.message["idempotencyKey"] for got in api.server.sent("Fork")]
-    assert len(keys) == 4 and keys[0] and keys[0] == keys[1] == keys[2] != keys[3]
+    assert len(keys) == 4
+    assert keys[0]
+    assert keys[0] == keys[1] == keys[2] != keys[3]
 
 
 @pytest.mark.parametrize(("n", "min_ready", "field"), [(0, None, "n"), (2, 0, "min_ready"), (2, 3, "min_ready")])
