@@ -16,7 +16,7 @@ import ctypes, glob, os, pty, signal, socket
 libc = ctypes.CDLL(None, use_errno=True)
 def out(k, v): print(k.replace(" ", "-"), repr(v))
 def errno(r): return r if r >= 0 else -ctypes.get_errno()
-out('pid', os.getpid()); out('uname', os.uname())
+out('pid', os.getpid()); out('uname', os.uname()[2:]); out('own name', os.uname()[1] == os.environ['COVE_SANDBOX_ID'])
 out('domain', open('/proc/sys/kernel/domainname').read())
 status = {l.split(':')[0]: l.split(':')[1].strip() for l in open('/proc/self/status') if ':' in l}
 out('status', {k: status.get(k) for k in ('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb', 'NoNewPrivs', 'Seccomp', 'TracerPid', 'Uid', 'Groups')})
@@ -30,7 +30,7 @@ out('root', sorted(os.listdir('/')))
 for d, _, files in sorted(os.walk('/proc/sys')):
     for f in sorted(files):
         p = os.path.join(d, f)
-        if '/random/' in p: continue
+        if '/random/' in p or p.endswith('/hostname'): continue
         try: out(p, open(p).read())
         except OSError as e: out(p, e.errno)
 for f in ('tcp', 'tcp6', 'udp', 'udp6', 'raw'):
