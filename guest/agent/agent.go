@@ -298,6 +298,7 @@ func (a *Agent) enter(r wire.Req) error {
 	}
 	if r.Resolv != "" {
 		if err := a.space.resolv(r.Resolv); err != nil {
+			a.space.leave() // the next enter leaves an episode, and there is none
 			return sandbox.Errorf(sandbox.Unavailable, "guest.enter", "resolv.conf: %w", err)
 		}
 	}

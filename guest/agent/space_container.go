@@ -92,6 +92,15 @@ func newBerth(grouped bool) *berth {
 	return b
 }
 
+// end destroys a berth that no container will take.
+func (b *berth) end() {
+	<-b.ready
+	if b.err == nil {
+		b.spawner.end()
+	}
+	b.group.close()
+}
+
 // takeBerth waits for the berth made ahead, or makes one.
 func (c *containerSpace) takeBerth() (*berth, error) {
 	c.mu.Lock()
@@ -141,8 +150,7 @@ func (c *containerSpace) rest() {
 		staged.close()
 	}
 	if next != nil && next.been {
-		next.spawner.end()
-		next.group.close()
+		next.end()
 	}
 }
 
@@ -414,8 +422,16 @@ func (c *containerSpace) leave() {
 		in.kill()
 		b := in.reclaim()
 		c.mu.Lock()
+		old := c.next
 		c.next, c.dying = b, in
 		c.mu.Unlock()
+		if old != nil {
+			// Left by a reset that found its container prepared, after which
+			// nobody prepared the next: two resets in a row, or the host's
+			// process died. Forgotten, its thread would hold the container
+			// before this one for ever, and no checkpoint could be made.
+			time.AfterFunc(closeAfter, old.end)
+		}
 	}
 	// Nothing starts inside any more; ending the threads takes milliseconds
 	// that the reset under way needs for something else. And whoever waits for

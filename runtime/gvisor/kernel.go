@@ -63,6 +63,7 @@ type Kernel struct {
 	paused     bool
 	plugged    bool // has a network device; not known of an adopted one
 	destroyed  bool
+	left       bool // by letGo: another process has it, and nothing more is begun here
 }
 
 // saved is what survives a restart of the node.
@@ -95,6 +96,7 @@ func newKernel(d *Driver, id string, p programs) *Kernel {
 func (k *Kernel) letGo() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.left = true
 	if k.guest != nil {
 		k.guest.Close()
 	}
@@ -460,8 +462,8 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 
 // cleanLocked destroys containers that were left, in the background; cleaned
 // is closed when they are gone. A container that the sentry does not know (of a
-// reset that was cut off) is as good as destroyed; one that resists is tried
-// again by the next reset and goes with the kernel at the latest.
+// reset that was cut off) is as good as destroyed; one that resists keeps its
+// layer, by which the next reset or checkpoint finds it and tries again.
 func (k *Kernel) cleanLocked(cids []string) {
 	cleaned := make(chan struct{})
 	k.cleaned = cleaned
@@ -469,7 +471,10 @@ func (k *Kernel) cleanLocked(cids []string) {
 		defer close(cleaned)
 		for _, cid := range cids {
 			if err := k.sb.DestroyContainer(cid); err != nil {
-				k.d.log.Debug("destroying a container that was left", "kernel", k.id, "container", cid, "err", err)
+				if state, serr := k.sb.ContainerRuntimeState(cid); serr != nil || state != boot.RuntimeStateStopped {
+					k.d.log.Warn("a container that was left resists", "kernel", k.id, "container", cid, "err", errors.Join(err, serr))
+					continue
+				}
 			}
 			if err := os.Remove(k.layer(cid)); err != nil {
 				k.d.log.Warn("removing a layer", "kernel", k.id, "container", cid, "err", err)

@@ -40,7 +40,7 @@ func (k *Kernel) spareSoonLocked(c runtime.Container) {
 	current := k.container
 	k.spareTimer = time.AfterFunc(spareAfter, func() {
 		k.mu.Lock()
-		if k.destroyed || k.container != current || k.spare != nil {
+		if k.destroyed || k.left || k.container != current || k.spare != nil {
 			k.mu.Unlock()
 			return
 		}

@@ -3,7 +3,9 @@ package runtimetest
 import (
 	"encoding/json"
 	"errors"
+	"os"
 	"testing"
+	"time"
 
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -176,5 +178,96 @@ func (s *suite) testAdoptAmidAReset(t *testing.T) {
 	s.sh(t, k, "! test -e marker")
 	if err := k.Reset(deadline(t), s.container(t)); err != nil {
 		t.Errorf("another reset: %v", err)
+	}
+}
+
+// A process that dies right after a reset takes with it what it was about to
+// prepare for the next. Nothing of the episodes before may stay in the kernel:
+// it could not be checkpointed any more, ever.
+func (s *suite) testAdoptBetweenResets(t *testing.T) {
+	dir := t.TempDir()
+	d := s.openIn(t, dir)
+	s.need(t, d, "able to adopt", d.Capabilities().Adopt)
+	s.need(t, d, "able to checkpoint", d.Capabilities().Checkpoint)
+	k := s.mortal(t, d)
+	h, c := journaled(t, k), s.container(t)
+	if err := k.Attach(deadline(t), c); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		if i > 0 {
+			time.Sleep(500 * time.Millisecond) // for the spare, which nothing tells of
+		}
+		if err := k.Reset(deadline(t), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d = s.restart(t, d, dir)
+	k, err := d.Adopt(deadline(t), h)
+	if err != nil {
+		t.Fatalf("adopt: %v", err)
+	}
+	destroyAtEnd(t, k)
+	if err := k.Reset(deadline(t), c); err != nil {
+		t.Fatalf("reset: %v", err)
+	}
+	s.sh(t, k, "echo third > kept")
+	at, cp := s.checkpoint(t, k)
+	if got := s.sh(t, s.restore(t, d, at, cp), "cat kept"); got != "third" {
+		t.Errorf("in the child: %q", got)
+	}
+}
+
+// A process that dies amid a checkpoint leaves a kernel that can be
+// checkpointed, goes on and can be reset.
+func (s *suite) testAdoptAmidACheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	d := s.openIn(t, dir)
+	s.need(t, d, "able to adopt", d.Capabilities().Adopt)
+	s.need(t, d, "able to checkpoint", d.Capabilities().Checkpoint)
+	k := s.mortal(t, d)
+	h, c := journaled(t, k), s.container(t)
+	if err := k.Attach(deadline(t), c); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Reset(deadline(t), c); err != nil {
+		t.Fatal(err)
+	}
+	s.sh(t, k, "echo written > kept")
+	ended := make(chan struct{})
+	lost := t.TempDir()
+	go func() {
+		defer close(ended)
+		_, _ = k.(runtime.Checkpointer).Checkpoint(deadline(t), lost, runtime.CheckpointOptions{}) // it is nobody's any more
+	}()
+	for { // until something of it is written
+		ents, err := os.ReadDir(lost)
+		if err != nil || len(ents) > 0 || isClosed(ended) {
+			break
+		}
+	}
+	d = s.restart(t, d, dir)
+	k, err := d.Adopt(deadline(t), h)
+	if err != nil {
+		t.Fatalf("adopt: %v", err)
+	}
+	destroyAtEnd(t, k)
+	<-ended
+	at, cp := s.checkpoint(t, k)
+	if got := s.sh(t, s.restore(t, d, at, cp), "cat kept"); got != "written" {
+		t.Errorf("in the child: %q", got)
+	}
+	if err := k.Reset(deadline(t), c); err != nil {
+		t.Errorf("reset: %v", err)
+	}
+	s.sh(t, k, "! test -e kept")
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }

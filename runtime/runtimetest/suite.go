@@ -85,6 +85,8 @@ func Run(t *testing.T, f Factory) {
 		{"AdoptWhatIsGone", s.testAdoptGone},
 		{"AdoptUnattached", s.testAdoptUnattached},
 		{"AdoptAmidAReset", s.testAdoptAmidAReset},
+		{"AdoptBetweenResets", s.testAdoptBetweenResets},
+		{"AdoptAmidACheckpoint", s.testAdoptAmidACheckpoint},
 		{"Isolation", s.testIsolation},
 		{"IsolationOfEpisodes", s.testIsolationOfEpisodes},
 		{"IsolationOfUsers", s.testUsers},
