@@ -42,6 +42,7 @@ type fakeAPI struct {
 	fail   map[string]error // by procedure, e.g. "Sandboxes/Create"
 
 	mu        sync.Mutex
+	away      int // forks and snapshots that fail first
 	sandboxes []*covev1.Sandbox
 	created   []*covev1.CreateSandboxRequest
 	killed    []string
@@ -529,7 +530,7 @@ func (f fakeSystem) Audit(ctx context.Context, r *connect.Request[covev1.AuditRe
 }
 
 func (f fakeSystem) Info(ctx context.Context, r *connect.Request[covev1.InfoRequest]) (*connect.Response[covev1.InfoResponse], error) {
-	return connect.NewResponse(&covev1.InfoResponse{Version: "v1", Runtime: "gvisor", WarmKernels: 3, WarmTarget: 4,
+	return connect.NewResponse(&covev1.InfoResponse{Version: "v1", Runtime: "gvisor", Snapshots: &covev1.SnapshotTotals{Count: 2, Bytes: 3 << 20, AgeSeconds: 2 * 86400, Oldest: timestamppb.New(time.Now().Add(-36 * time.Hour))}, WarmKernels: 3, WarmTarget: 4,
 		Total: &covev1.Capacity{Sandboxes: 2000, Cpu: 256, Memory: 8 << 30, Disk: 1 << 40}, Used: &covev1.Capacity{Sandboxes: 1, Cpu: 1, Memory: 512 << 20, Disk: 10 << 30}}), nil
 }
 

@@ -110,6 +110,9 @@ func (s scoped) CreateSnapshot(ctx context.Context, snap sandbox.Snapshot) (sand
 func (s scoped) GetSnapshot(ctx context.Context, nameOrID string) (sandbox.Snapshot, error) {
 	return s.Store.GetSnapshot(in(ctx), nameOrID)
 }
+func (s scoped) SnapshotAges(ctx context.Context, now time.Time) (store.SnapshotAges, error) {
+	return s.Store.SnapshotAges(in(ctx), now)
+}
 func (s scoped) ListSnapshots(ctx context.Context, f store.SnapshotFilter) ([]sandbox.Snapshot, string, error) {
 	return s.Store.ListSnapshots(in(ctx), f)
 }

@@ -143,7 +143,7 @@ func canonical(v any) string {
 		v = x
 	case sandbox.Snapshot:
 		x.Tenant = own(x.Tenant)
-		x.CreatedAt = x.CreatedAt.UTC()
+		x.CreatedAt, x.ExpiresAt = x.CreatedAt.UTC(), x.ExpiresAt.UTC()
 		v = x
 	case sandbox.Template:
 		x.Tenant = own(x.Tenant)

@@ -101,6 +101,7 @@ func noScope(t *testing.T, st store.Store, _, _ context.Context) {
 		"ListTenants":      func() error { _, err := st.ListTenants(ctx); return err },
 		"SetQuota":         func() error { _, err := st.SetQuota(ctx, "red", sandbox.Quota{}); return err },
 		"DeleteTenant":     func() error { return st.DeleteTenant(ctx, "red") },
+		"SnapshotAges":     func() error { _, err := st.SnapshotAges(ctx, at(0)); return err },
 		"SnapshotContents": func() error { _, err := st.SnapshotContents(ctx); return err },
 		"AppendAudit":      func() error { return st.AppendAudit(ctx, []sandbox.AuditEntry{{}}) },
 		"ListAudit":        func() error { _, err := st.ListAudit(ctx, 0, time.Time{}, 1); return err },
@@ -218,6 +219,9 @@ func foreignThings(t *testing.T, st store.Store, red, blue context.Context) {
 	}
 	if c, err := st.SnapshotContents(red); fmt.Sprint(c) != "map[mdir:0 mredsnap:100 mredtpl:100]" || err != nil {
 		t.Error(c, err)
+	}
+	if a, err := st.SnapshotAges(blue, at(99)); a.Count != 0 || err != nil {
+		t.Error("blue sees", a, err)
 	}
 	if c, err := st.SnapshotContents(blue); len(c) != 0 || err != nil {
 		t.Error(c, err)
