@@ -454,6 +454,18 @@ func (f *fakeAPI) bulkImage(w http.ResponseWriter, r *http.Request) {
 
 type fakeImages struct{ *fakeAPI }
 
+func (f fakeImages) Login(ctx context.Context, r *connect.Request[covev1.LoginRegistryRequest]) (*connect.Response[covev1.LoginRegistryResponse], error) {
+	f.note(r.Msg)
+	return connect.NewResponse(&covev1.LoginRegistryResponse{Login: &covev1.RegistryLogin{Registry: r.Msg.GetRegistry(), Username: r.Msg.GetUsername()}}), nil
+}
+func (f fakeImages) Logins(context.Context, *connect.Request[covev1.ListLoginsRequest]) (*connect.Response[covev1.ListLoginsResponse], error) {
+	return connect.NewResponse(&covev1.ListLoginsResponse{Logins: []*covev1.RegistryLogin{{Registry: "ghcr.io", Username: "me", UpdatedAt: timestamppb.New(time.Now().Add(-48 * time.Hour))}}}), nil
+}
+func (f fakeImages) Logout(ctx context.Context, r *connect.Request[covev1.LogoutRegistryRequest]) (*connect.Response[covev1.LogoutRegistryResponse], error) {
+	f.note(r.Msg)
+	return connect.NewResponse(&covev1.LogoutRegistryResponse{}), nil
+}
+
 func (f fakeImages) Pull(ctx context.Context, r *connect.Request[covev1.PullImageRequest], s *connect.ServerStream[covev1.PullImageEvent]) error {
 	for _, ev := range []*covev1.PullImageEvent{{Step: "resolve"}, {Step: "download", Done: 5, Total: 10},
 		{Step: "done", Image: &covev1.Image{Id: "sha256:" + strings.Repeat("2", 64), Names: []string{r.Msg.GetReference()}}}} {

@@ -84,6 +84,18 @@ func (s scoped) CreateSecret(ctx context.Context, sec store.SealedSecret) error 
 func (s scoped) GetSecret(ctx context.Context, name string) (store.SealedSecret, error) {
 	return s.Store.GetSecret(in(ctx), name)
 }
+func (s scoped) PutLogin(ctx context.Context, l store.SealedLogin) error {
+	return s.Store.PutLogin(in(ctx), l)
+}
+func (s scoped) GetLogin(ctx context.Context, registry string) (store.SealedLogin, error) {
+	return s.Store.GetLogin(in(ctx), registry)
+}
+func (s scoped) ListLogins(ctx context.Context) ([]store.SealedLogin, error) {
+	return s.Store.ListLogins(in(ctx))
+}
+func (s scoped) DeleteLogin(ctx context.Context, registry string) error {
+	return s.Store.DeleteLogin(in(ctx), registry)
+}
 func (s scoped) ListSecrets(ctx context.Context) ([]store.SealedSecret, error) {
 	return s.Store.ListSecrets(in(ctx))
 }

@@ -33,6 +33,7 @@ func Run(t *testing.T, bare func(t *testing.T) store.Store) {
 		{"Tree", treeCases},
 		{"Templates", templateCases},
 		{"Secrets", secretCases},
+		{"Logins", loginCases},
 		{"Leases", leaseCases},
 		{"Races", raceCases},
 		{"Contexts", contextCases},
