@@ -39,7 +39,7 @@ GOBUILD := $(GO) build
 
 export DATA LISTEN ALL KEEP
 
-.PHONY: help start stop down restart status install uninstall build test test-go test-python test-docs race lint bench soak soak-calls soak-ops proto deps test-deps clean FORCE
+.PHONY: help start stop down restart status install uninstall image build test test-go test-python test-docs race lint bench soak soak-calls soak-ops proto deps test-deps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,6 +121,12 @@ install: build ## cove on PATH, what it needs beside it, and a systemd unit wher
 uninstall: ## take that away again (not the server's data)
 	rm -f $(DESTDIR)$(PREFIX)/bin/cove $(DESTDIR)/etc/systemd/system/cove.service
 	rm -rf $(DESTDIR)$(PREFIX)/lib/cove
+
+# The context is built anew, so that nothing of before is in the image.
+IMAGE ?= cove:$(VERSION)
+image: build ## a container image of the server (IMAGE=cove:VERSION; docker, podman or buildah)
+	@rm -rf .cache/image && $(MAKE) --no-print-directory -s install DESTDIR=$(CURDIR)/.cache/image PREFIX=/usr/local
+	@scripts/image.sh .cache/image $(IMAGE)
 
 test: test-deps build $(TOOLS)/pebble $(VENV)/.test ## everything: unit, integration on real gVisor, Python SDK
 	@scripts/test.sh

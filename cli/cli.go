@@ -236,7 +236,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.leaseCmd(), a.rmCmd())
 	add("network", a.netCmd(), a.secretCmd(), a.recordingCmd(), a.urlCmd(), a.callbackCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
 	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
-	add("admin", a.imageCmd(), a.keyCmd(), a.tenantCmd(), a.auditCmd())
+	add("admin", a.imageCmd(), a.registryCmd(), a.keyCmd(), a.tenantCmd(), a.auditCmd())
 	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.infoCmd(), a.versionCmd())
 	root.AddCommand(a.reapCmd(), a.tourCmd(), a.healthCmd())
 	argErrors(root)

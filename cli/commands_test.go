@@ -175,7 +175,7 @@ func TestStatsTimeoutInfo(t *testing.T) {
 `)
 	f.cove(t, settings{}, "timeout", "abc", "0").want(t, 0, "never\n")
 	f.cove(t, settings{}, "timeout", "abc", "soon").want(t, 2, "", `"soon" is not a duration`)
-	if got := f.cove(t, settings{}, "info"); got.code != 0 || !strings.Contains(got.stdout, "1 of 2000") {
+	if got := f.cove(t, settings{}, "info"); got.code != 0 || !strings.Contains(got.stdout, "1 of 2000") || !strings.Contains(got.stdout, "2, 3MiB, 1d old on average (2.0 days in all), the oldest 1d12h") {
 		t.Errorf("%+v", got)
 	}
 }

@@ -132,7 +132,7 @@ func (a *app) createCmd() *cobra.Command {
 func (a *app) createSandbox(ctx context.Context, req *covev1.CreateSandboxRequest) (*connect.Response[covev1.CreateSandboxResponse], error) {
 	ours := req.IdempotencyKey == ""
 	if ours {
-		req.IdempotencyKey = newExecID() + newExecID()
+		req.IdempotencyKey = newKey()
 	}
 	resp, err := a.api.Sandboxes.Create(ctx, connect.NewRequest(req))
 	if ours && ctx.Err() != nil {

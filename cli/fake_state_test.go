@@ -78,6 +78,17 @@ func (f *fakeAPI) note(m proto.Message) {
 	f.asked = append(f.asked, m)
 }
 
+// goneAway is an error as often as f.away says.
+func (f *fakeAPI) goneAway() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.away == 0 {
+		return nil
+	}
+	f.away--
+	return &sandbox.Error{Class: sandbox.Unavailable, Msg: "gone"}
+}
+
 func (f *fakeAPI) addSnapshot(id, name, kind string) *covev1.Snapshot {
 	s := &covev1.Snapshot{Id: id, Name: name, Kind: kind, Sandbox: "abc", Size: 100 << 20, Stored: 3 << 20, Spec: &covev1.SandboxSpec{Image: "base"}}
 	f.mu.Lock()
@@ -113,6 +124,9 @@ func (f fakeSandboxes) Resume(ctx context.Context, r *connect.Request[covev1.Res
 }
 func (f fakeSandboxes) Fork(ctx context.Context, r *connect.Request[covev1.ForkRequest]) (*connect.Response[covev1.ForkResponse], error) {
 	f.note(r.Msg)
+	if err := f.goneAway(); err != nil {
+		return nil, err
+	}
 	out := &covev1.ForkResponse{Paused: durationpb.New(40 * time.Millisecond)}
 	for i := range int(r.Msg.GetCount()) {
 		if i < f.broken {
@@ -150,6 +164,9 @@ type fakeSnapshots struct{ *fakeAPI }
 
 func (f fakeSnapshots) Create(ctx context.Context, r *connect.Request[covev1.CreateSnapshotRequest], s *connect.ServerStream[covev1.CreateSnapshotEvent]) error {
 	f.note(r.Msg)
+	if err := f.goneAway(); err != nil {
+		return err
+	}
 	snap := f.addSnapshot("snap1", r.Msg.GetName(), r.Msg.GetKind())
 	for _, ev := range []*covev1.CreateSnapshotEvent{{Step: "freeze"}, {Step: "store", Done: 5, Total: 10},
 		{Step: "done", Snapshot: snap, Unchanged: f.unchanged, Paused: durationpb.New(30 * time.Millisecond)}} {

@@ -42,6 +42,7 @@ type fakeAPI struct {
 	fail   map[string]error // by procedure, e.g. "Sandboxes/Create"
 
 	mu        sync.Mutex
+	away      int // forks and snapshots that fail first
 	sandboxes []*covev1.Sandbox
 	created   []*covev1.CreateSandboxRequest
 	killed    []string
@@ -453,6 +454,18 @@ func (f *fakeAPI) bulkImage(w http.ResponseWriter, r *http.Request) {
 
 type fakeImages struct{ *fakeAPI }
 
+func (f fakeImages) Login(ctx context.Context, r *connect.Request[covev1.LoginRegistryRequest]) (*connect.Response[covev1.LoginRegistryResponse], error) {
+	f.note(r.Msg)
+	return connect.NewResponse(&covev1.LoginRegistryResponse{Login: &covev1.RegistryLogin{Registry: r.Msg.GetRegistry(), Username: r.Msg.GetUsername()}}), nil
+}
+func (f fakeImages) Logins(context.Context, *connect.Request[covev1.ListLoginsRequest]) (*connect.Response[covev1.ListLoginsResponse], error) {
+	return connect.NewResponse(&covev1.ListLoginsResponse{Logins: []*covev1.RegistryLogin{{Registry: "ghcr.io", Username: "me", UpdatedAt: timestamppb.New(time.Now().Add(-48 * time.Hour))}}}), nil
+}
+func (f fakeImages) Logout(ctx context.Context, r *connect.Request[covev1.LogoutRegistryRequest]) (*connect.Response[covev1.LogoutRegistryResponse], error) {
+	f.note(r.Msg)
+	return connect.NewResponse(&covev1.LogoutRegistryResponse{}), nil
+}
+
 func (f fakeImages) Pull(ctx context.Context, r *connect.Request[covev1.PullImageRequest], s *connect.ServerStream[covev1.PullImageEvent]) error {
 	for _, ev := range []*covev1.PullImageEvent{{Step: "resolve"}, {Step: "download", Done: 5, Total: 10},
 		{Step: "done", Image: &covev1.Image{Id: "sha256:" + strings.Repeat("2", 64), Names: []string{r.Msg.GetReference()}}}} {
@@ -529,7 +542,7 @@ func (f fakeSystem) Audit(ctx context.Context, r *connect.Request[covev1.AuditRe
 }
 
 func (f fakeSystem) Info(ctx context.Context, r *connect.Request[covev1.InfoRequest]) (*connect.Response[covev1.InfoResponse], error) {
-	return connect.NewResponse(&covev1.InfoResponse{Version: "v1", Runtime: "gvisor", WarmKernels: 3, WarmTarget: 4,
+	return connect.NewResponse(&covev1.InfoResponse{Version: "v1", Runtime: "gvisor", Snapshots: &covev1.SnapshotTotals{Count: 2, Bytes: 3 << 20, AgeSeconds: 2 * 86400, Oldest: timestamppb.New(time.Now().Add(-36 * time.Hour))}, WarmKernels: 3, WarmTarget: 4,
 		Total: &covev1.Capacity{Sandboxes: 2000, Cpu: 256, Memory: 8 << 30, Disk: 1 << 40}, Used: &covev1.Capacity{Sandboxes: 1, Cpu: 1, Memory: 512 << 20, Disk: 10 << 30}}), nil
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -15,7 +16,7 @@ import (
 
 func (a *app) forkCmd() *cobra.Command {
 	var n, ready int32
-	var from string
+	var from, key string
 	var labels, env keyValues
 	var timeout lifetime
 	var asJSON bool
@@ -40,7 +41,7 @@ it was, with its own id, secrets and randomness. All are made, or with
 			if err != nil {
 				return err
 			}
-			req := &covev1.ForkRequest{Count: n, MinReady: ready, Labels: labels.m, Env: env.m, Timeout: timeout.proto()}
+			req := &covev1.ForkRequest{Count: n, MinReady: ready, Labels: labels.m, Env: env.m, Timeout: timeout.proto(), IdempotencyKey: cmp.Or(key, newKey())}
 			if from != "" {
 				if req.Snapshot, err = a.snapshotID(cmd.Context(), from); err != nil {
 					return err
@@ -48,8 +49,11 @@ it was, with its own id, secrets and randomness. All are made, or with
 			} else if req.Id, err = a.resolveID(cmd.Context(), args[0]); err != nil {
 				return err
 			}
-			resp, err := api.Sandboxes.Fork(cmd.Context(), connect.NewRequest(req))
-			if err != nil {
+			var resp *connect.Response[covev1.ForkResponse]
+			if err := a.again(cmd.Context(), func() (err error) {
+				resp, err = api.Sandboxes.Fork(cmd.Context(), connect.NewRequest(req))
+				return err
+			}); err != nil {
 				return err
 			}
 			if asJSON {
@@ -78,6 +82,7 @@ it was, with its own id, secrets and randomness. All are made, or with
 	fs.VarP(&labels, "label", "l", "label over the source's (repeatable)")
 	fs.VarP(&env, "env", "e", "variable over the source's, for processes started later (repeatable)")
 	fs.Var(&timeout, "timeout", "end the children this long from now, or none (default: as the source)")
+	fs.StringVar(&key, "idempotency-key", "", "the same key and command give the same children, however often they are sent")
 	fs.BoolVar(&asJSON, "json", false, "print a JSON array with a sandbox or an error for each child")
 	return cmd
 }

@@ -58,6 +58,14 @@ func age(t time.Time) string {
 	return formatDuration(max(0, time.Since(t)).Round(time.Second))
 }
 
+// expiresIn is how long something has left, "" for ever.
+func expiresIn(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return "in " + formatDuration(max(0, time.Until(t)).Round(time.Second))
+}
+
 // shortID is enough of a digest for people; every command takes the whole one.
 func shortID(id string) string {
 	_, hex, ok := strings.Cut(id, ":")

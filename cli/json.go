@@ -223,6 +223,18 @@ type infoJSON struct {
 	WarmKernels int32        `json:"warm_kernels"`
 	WarmTarget  int32        `json:"warm_target"`
 	LostCalls   int64        `json:"lost_calls"`
+	Snapshots   totalsJSON   `json:"snapshots"`
+}
+
+type totalsJSON struct {
+	Count  int64     `json:"count"`
+	Bytes  int64     `json:"bytes"`
+	AgeS   int64     `json:"age_s"`
+	Oldest time.Time `json:"oldest,omitzero"`
+}
+
+func toTotalsJSON(t *covev1.SnapshotTotals) totalsJSON {
+	return totalsJSON{t.GetCount(), t.GetBytes(), t.GetAgeSeconds(), timeOf(t.GetOldest())}
 }
 
 // each maps a list, never to null.

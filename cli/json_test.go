@@ -29,7 +29,7 @@ func TestTheDocumentedJSONIsTheJSON(t *testing.T) {
 		"volume": {volumeJSON{}, holderJSON{}}, "file": {fileJSON{}},
 		"network": {networkJSON{}, replayJSON{}, missJSON{}}, "recording": {recordingJSON{}}, "requests": {exchangeJSON{}}, "flow": {flowJSON{}}, "secret": {secretJSON{}}, "lease": {leaseJSON{}},
 		"end": {endJSON{}}, "processes": {psJSON{}, processJSON{}, taskJSON{}}, "executed": {executedJSON{}}, "detached": {detachedJSON{}},
-		"stats": {statsJSON{}}, "image": {imageJSON{}}, "prune": {pruneJSON{}}, "key": {keyJSON{}}, "tenant": {tenantJSON{}, quotaJSON{}}, "audit": {auditJSON{}}, "info": {infoJSON{}, capacityJSON{}},
+		"stats": {statsJSON{}}, "image": {imageJSON{}}, "prune": {pruneJSON{}}, "registry": {registryJSON{}}, "key": {keyJSON{}}, "tenant": {tenantJSON{}, quotaJSON{}}, "audit": {auditJSON{}}, "info": {infoJSON{}, capacityJSON{}, totalsJSON{}},
 		"check": {doctor.Result{}}, "version": {versionJSON{}}, "port": {portJSON{}}, "callback": {callbackJSON{}},
 	} {
 		body, ok := sections[section]

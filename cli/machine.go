@@ -272,7 +272,8 @@ func (a *app) infoCmd() *cobra.Command {
 			i := resp.Msg
 			if asJSON {
 				return a.printJSON(infoJSON{URL: api.URL(), Version: i.GetVersion(), Runtime: i.GetRuntime(), Total: toCapacityJSON(i.GetTotal()),
-					Used: toCapacityJSON(i.GetUsed()), WarmKernels: i.GetWarmKernels(), WarmTarget: i.GetWarmTarget(), LostCalls: i.GetLostCalls()})
+					Used: toCapacityJSON(i.GetUsed()), WarmKernels: i.GetWarmKernels(), WarmTarget: i.GetWarmTarget(), LostCalls: i.GetLostCalls(),
+					Snapshots: toTotalsJSON(i.GetSnapshots())})
 			}
 			t := &table{}
 			t.row("server", api.URL()+", "+i.GetVersion()+", "+i.GetRuntime())
@@ -281,6 +282,7 @@ func (a *app) infoCmd() *cobra.Command {
 			t.row("memory", formatSize(i.GetUsed().GetMemory())+" of "+formatSize(i.GetTotal().GetMemory()))
 			t.row("disk", formatSize(i.GetUsed().GetDisk())+" of "+formatSize(i.GetTotal().GetDisk()))
 			t.row("warm kernels", fmt.Sprintf("%d of %d", i.GetWarmKernels(), i.GetWarmTarget()))
+			t.row("snapshots", describeSnapshots(toTotalsJSON(i.GetSnapshots())))
 			if n := i.GetLostCalls(); n > 0 {
 				t.row("lost calls", fmt.Sprintf("%d, sent again: a fault of Cove's, please report it with the server's log", n))
 			}
@@ -289,6 +291,17 @@ func (a *app) infoCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// describeSnapshots has the sum of ages as an average beside it: a sum alone
+// tells nobody anything.
+func describeSnapshots(t totalsJSON) string {
+	s := fmt.Sprintf("%d, %s", t.Count, formatSize(t.Bytes))
+	if t.Count > 0 {
+		s += fmt.Sprintf(", %s old on average (%.1f days in all), the oldest %s", formatDuration(time.Duration(t.AgeS/t.Count)*time.Second),
+			float64(t.AgeS)/(24*3600), age(t.Oldest))
+	}
+	return s
 }
 
 // healthCmd waits for a server: what scripts need between starting it and

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,7 +101,8 @@ func (a *app) snapshotNames(limit int) cobra.CompletionFunc {
 }
 
 func (a *app) snapshotCreateCmd() *cobra.Command {
-	var kind, path, name string
+	var kind, path, name, key string
+	var ttl duration
 	var memory, filesystem, stop, asJSON bool
 	var labels keyValues
 	cmd := &cobra.Command{
@@ -111,7 +113,8 @@ default), of what changed in its file system (--filesystem), or of one
 directory (--path). The sandbox goes on, unless --stop. Where nothing happened
 since the last snapshot, that one is printed.`,
 		Example: `  cove snapshot create $id --name warm
-  cove snapshot create $id --path /work/out --name result`,
+  cove snapshot create $id --path /work/out --name result
+  cove snapshot create $id --ttl 24h`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.liveIDs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ways := map[string]bool{}
@@ -130,28 +133,16 @@ since the last snapshot, that one is printed.`,
 			if err != nil {
 				return err
 			}
-			s, err := a.api.Snapshots.Create(cmd.Context(), connect.NewRequest(&covev1.CreateSnapshotRequest{Sandbox: id, Kind: kind, Path: path, Name: name,
-				Labels: labels.m, Stop: stop}))
-			if err != nil {
-				return err
-			}
-			defer s.Close()
+			req := &covev1.CreateSnapshotRequest{Sandbox: id, Kind: kind, Path: path, Name: name, Labels: labels.m, Stop: stop, Ttl: ttl.proto(),
+				IdempotencyKey: cmp.Or(key, newKey())}
 			var last *covev1.CreateSnapshotEvent
-			show := a.steps()
-			for s.Receive() {
-				last = s.Msg()
-				if last.GetSnapshot() == nil {
-					show(sandbox.Progress{Step: last.GetStep(), Done: last.GetDone(), Total: last.GetTotal()})
-				}
-			}
-			show(sandbox.Progress{})
-			if err := s.Err(); err != nil {
+			if err := a.again(cmd.Context(), func() (err error) {
+				last, err = a.takeSnapshot(cmd.Context(), req)
+				return err
+			}); err != nil {
 				return err
 			}
 			snap := last.GetSnapshot()
-			if snap == nil {
-				return &sandbox.Error{Class: sandbox.Unavailable, Msg: "the server went away during the snapshot"}
-			}
 			if asJSON {
 				j := toSnapshotJSON(snap)
 				j.Unchanged, j.PausedS = last.GetUnchanged(), last.GetPaused().AsDuration().Seconds()
@@ -176,8 +167,34 @@ since the last snapshot, that one is printed.`,
 	fs.StringVar(&name, "name", "", "name to find it by; a name in use moves to this one")
 	fs.VarP(&labels, "label", "l", "label (repeatable)")
 	fs.BoolVar(&stop, "stop", false, "end the sandbox with it")
+	fs.Var(&ttl, "ttl", "delete it this long from now, e.g. 24h (default: never)")
+	fs.StringVar(&key, "idempotency-key", "", "the same key and command give the same snapshot, however often they are sent")
 	fs.BoolVar(&asJSON, "json", false, "print the snapshot as JSON")
 	return cmd
+}
+
+// takeSnapshot follows one to its last event, which has the snapshot.
+func (a *app) takeSnapshot(ctx context.Context, req *covev1.CreateSnapshotRequest) (last *covev1.CreateSnapshotEvent, err error) {
+	s, err := a.api.Snapshots.Create(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	show := a.steps()
+	for s.Receive() {
+		last = s.Msg()
+		if last.GetSnapshot() == nil {
+			show(sandbox.Progress{Step: last.GetStep(), Done: last.GetDone(), Total: last.GetTotal()})
+		}
+	}
+	show(sandbox.Progress{})
+	if err := s.Err(); err != nil {
+		return nil, err
+	}
+	if last.GetSnapshot() == nil {
+		return nil, &sandbox.Error{Class: sandbox.Unavailable, Msg: "the server went away during the snapshot"}
+	}
+	return last, nil
 }
 
 func (a *app) snapshotLsCmd() *cobra.Command {
@@ -202,13 +219,13 @@ func (a *app) snapshotLsCmd() *cobra.Command {
 				return nil
 			}
 			t := &table{}
-			t.row("ID", "NAME", "KIND", "SANDBOX", "SIZE", "STORED", "AGE", "LABELS")
+			t.row("ID", "NAME", "KIND", "SANDBOX", "SIZE", "STORED", "AGE", "EXPIRES", "LABELS")
 			for _, s := range snaps {
 				kind := s.GetKind()
 				if s.GetPath() != "" {
 					kind += " " + cut(s.GetPath(), 40)
 				}
-				t.row(s.GetId(), s.GetName(), kind, s.GetSandbox(), formatSize(s.GetSize()), formatSize(s.GetStored()), age(timeOf(s.GetCreatedAt())),
+				t.row(s.GetId(), s.GetName(), kind, s.GetSandbox(), formatSize(s.GetSize()), formatSize(s.GetStored()), age(timeOf(s.GetCreatedAt())), expiresIn(timeOf(s.GetExpiresAt())),
 					cut(formatLabels(s.GetLabels()), 60))
 			}
 			return t.print(a.Stdout)

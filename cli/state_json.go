@@ -52,6 +52,7 @@ type snapshotJSON struct {
 	Path      string            `json:"path,omitempty"`
 	Node      string            `json:"node,omitempty"`
 	CreatedAt time.Time         `json:"created_at,omitzero"`
+	ExpiresAt time.Time         `json:"expires_at,omitzero"`
 	Size      int64             `json:"size"`
 	Stored    int64             `json:"stored"`
 	Build     string            `json:"build,omitempty"`
@@ -65,7 +66,7 @@ func toSnapshotJSON(s *covev1.Snapshot) snapshotJSON {
 	return snapshotJSON{
 		ID: s.GetId(), Name: s.GetName(), Kind: s.GetKind(), Labels: s.GetLabels(), Sandbox: s.GetSandbox(), Parent: s.GetParent(), Ancestors: s.GetAncestors(),
 		Image: s.GetSpec().GetImage(), ImageID: s.GetImageId(), Path: s.GetPath(), Node: s.GetNode(), CreatedAt: timeOf(s.GetCreatedAt()),
-		Size: s.GetSize(), Stored: s.GetStored(), Build: s.GetBuild(),
+		ExpiresAt: timeOf(s.GetExpiresAt()), Size: s.GetSize(), Stored: s.GetStored(), Build: s.GetBuild(),
 	}
 }
 

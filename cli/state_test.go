@@ -17,8 +17,36 @@ import (
 // sent checks the request of the latest call.
 func (f *fakeAPI) sent(t *testing.T, want proto.Message) {
 	t.Helper()
-	if got := f.last(); !proto.Equal(got, want) {
+	got := proto.Clone(f.last())
+	switch m := got.(type) { // the key is another one every time
+	case *covev1.ForkRequest:
+		m.IdempotencyKey = ""
+	case *covev1.CreateSnapshotRequest:
+		m.IdempotencyKey = ""
+	}
+	if !proto.Equal(got, want) {
 		t.Errorf("sent %v\nwant %v", got, want)
+	}
+}
+
+// A fork or snapshot whose connection breaks is asked for again with its key.
+func TestAskingAgain(t *testing.T) {
+	f := newFakeAPI(t)
+	f.addSandbox("abc", nil)
+	f.away = 1
+	f.cove(t, settings{}, "fork", "abc", "-n", "1").want(t, 0, "child1\n", "gone; asking again")
+	f.away = 1
+	f.cove(t, settings{}, "snapshot", "create", "abc", "--ttl", "24h").want(t, 0, "snap1\n", "gone; asking again")
+	f.sent(t, &covev1.CreateSnapshotRequest{Sandbox: "abc", Ttl: durationpb.New(24 * time.Hour)})
+	f.cove(t, settings{}, "snapshot", "create", "abc", "--idempotency-key", "mine").want(t, 0, "snap1\n", "stored")
+	var keys []string
+	for _, m := range f.asked {
+		if m, ok := m.(interface{ GetIdempotencyKey() string }); ok {
+			keys = append(keys, m.GetIdempotencyKey())
+		}
+	}
+	if len(keys) != 5 || keys[0] == "" || keys[0] != keys[1] || keys[2] != keys[3] || keys[1] == keys[2] || keys[4] != "mine" {
+		t.Errorf("keys %q", keys)
 	}
 }
 

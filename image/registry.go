@@ -62,7 +62,7 @@ func (l *Library) registryError(reg name.Registry, err error) error {
 		case http.StatusUnauthorized, http.StatusForbidden:
 			// Registries also answer so for repositories that do not exist.
 			return (&sandbox.Error{Class: sandbox.Unauthenticated, Msg: "no access to this image on " + reg.Name()}).
-				WithHint("check the name; if it is private, pull with --username and --password-stdin, or, as an admin of the installation, after docker login %s as the user the server runs as", reg.Name())
+				WithHint("check the name; if it is private, log in: cove registry login %s --username U --password-stdin", reg.Name())
 		case http.StatusNotFound:
 			return (&sandbox.Error{Class: sandbox.ImageNotFound, Msg: "no such image on " + reg.Name()}).
 				WithHint("check the name and the tag")

@@ -43,6 +43,14 @@ type RegistryAccess struct {
 	Username, Password string
 }
 
+// RegistryLogin is that a tenant has credentials for a registry.
+type RegistryLogin struct {
+	Tenant    string
+	Registry  string // host, with a port where it is not the usual one
+	Username  string
+	UpdatedAt time.Time
+}
+
 // Validate checks what a caller gave.
 func (a RegistryAccess) Validate() error {
 	switch {

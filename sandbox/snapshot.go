@@ -11,8 +11,8 @@ const (
 	DirectorySnapshot  SnapshotKind = "directory"  // one directory, for any other sandbox
 )
 
-// Snapshot is frozen state with a parent. It does not change and does not
-// expire. Snapshots and sandboxes form a tree.
+// Snapshot is frozen state with a parent. It does not change, and expires only if
+// its maker said so. Snapshots and sandboxes form a tree.
 type Snapshot struct {
 	ID        string            `json:"id"`
 	Tenant    string            `json:"tenant,omitempty"`
@@ -26,6 +26,7 @@ type Snapshot struct {
 	Path      string            `json:"path,omitempty"` // of a directory snapshot
 	Node      string            `json:"node"`
 	CreatedAt time.Time         `json:"created_at"`
+	ExpiresAt time.Time         `json:"expires_at,omitzero"` // zero = never
 	Content   Content           `json:"content"`
 	// Hidden ones belong to something else, a template's version, and are
 	// neither listed nor pruned.

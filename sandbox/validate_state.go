@@ -16,9 +16,12 @@ const (
 	DefaultVolume = GiB
 	// MinVolume holds ext4's own tables and journal with room to spare, MaxVolume
 	// is ext4's with 4 KiB blocks.
-	MinVolume       = 16 * MiB
-	MaxVolume       = 16 << 40
-	DefaultReady    = time.Minute
+	MinVolume    = 16 * MiB
+	MaxVolume    = 16 << 40
+	DefaultReady = time.Minute
+	// MinSnapshotTTL is how often the server looks for expired ones.
+	MinSnapshotTTL  = time.Minute
+	MaxSnapshotTTL  = 10 * 365 * 24 * time.Hour
 	longestReady    = time.Hour
 	maxStartCommand = 64 * int(KiB)
 )
@@ -54,6 +57,15 @@ func (s Spec) ValidateSource() error {
 
 // ValidateSnapshotName checks the name somebody gives a snapshot.
 func ValidateSnapshotName(field, s string) error { return validateResourceName(field, "snapshot", s) }
+
+// ValidateSnapshotTTL checks how long a snapshot is to be kept; 0 = until it is
+// deleted.
+func ValidateSnapshotTTL(ttl time.Duration) error {
+	if ttl != 0 && (ttl < MinSnapshotTTL || ttl > MaxSnapshotTTL) {
+		return InvalidField("ttl", "%s is not accepted; %s to %s is, or none: it stays until it is deleted", ttl, MinSnapshotTTL, MaxSnapshotTTL)
+	}
+	return nil
+}
 
 // ValidateSnapshotRef checks a name or id of a snapshot.
 func ValidateSnapshotRef(field, s string) error {

@@ -239,7 +239,7 @@ func protoAudit(e sandbox.AuditEntry) *covev1.AuditEntry {
 // Everything else of a message may be content and is never looked at.
 var thingFields = map[protoreflect.Name]string{
 	"id": "", "sandbox_id": "sandbox", "exec_id": "exec", "name": "name", "new_name": "name", "reference": "image", "tenant": "tenant", "role": "role",
-	"sandbox": "sandbox", "lease": "lease", "snapshot": "snapshot", "template": "template", "volume": "volume", "key": "key", "image": "image", "ids": "",
+	"sandbox": "sandbox", "lease": "lease", "snapshot": "snapshot", "template": "template", "volume": "volume", "key": "key", "image": "image", "registry": "registry", "ids": "",
 }
 
 // maxThings and maxThing bound what one entry holds of what a caller wrote.

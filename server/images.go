@@ -54,7 +54,12 @@ func (s imageService) Pull(ctx context.Context, r *connect.Request[covev1.PullIm
 	if err := who.Validate(); err != nil {
 		return err
 	}
-	who.Operator = who.Username == "" && isRoot(ctx)
+	if who.Username == "" {
+		var err error
+		if who, err = s.accessTo(ctx, m.Reference); err != nil {
+			return err
+		}
+	}
 	// Twice: a prune may take the content before it has its name.
 	for try := 0; ; try++ {
 		img, err := s.pullOnce(ctx, who, m.Reference, m.Platform, out)

@@ -57,7 +57,9 @@ var classes = map[string]sandbox.Role{
 
 	"Images/Pull":   sandbox.DeveloperRole,
 	"Images/Remove": sandbox.DeveloperRole,
-	"Images/Prune":  sandbox.RootRole, // content is shared
+	"Images/Prune":  sandbox.RootRole,  // content is shared
+	"Images/Login":  sandbox.AdminRole, // all of the tenant's pulls go by it
+	"Images/Logout": sandbox.AdminRole,
 
 	"Snapshots/Create": sandbox.DeveloperRole,
 	"Snapshots/Delete": sandbox.DeveloperRole,

@@ -411,6 +411,21 @@ func scenarios() []scenario {
 		{"Images/Prune", "good", func(ctx context.Context, w *world) (any, error) {
 			return w.client.Images.Prune(ctx, connect.NewRequest(&covev1.PruneImagesRequest{}))
 		}, nil, ""},
+		{"Images/Login", "good", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Images.Login(ctx, connect.NewRequest(&covev1.LoginRegistryRequest{Registry: "ghcr.io", Username: "me", Password: "pw"}))
+		}, nil, ""},
+		{"Images/Login", "no registry", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Images.Login(ctx, connect.NewRequest(&covev1.LoginRegistryRequest{Username: "me", Password: "pw"}))
+		}, invalid, "registry"},
+		{"Images/Login", "nobody", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Images.Login(ctx, connect.NewRequest(&covev1.LoginRegistryRequest{Registry: "ghcr.io"}))
+		}, invalid, "username"},
+		{"Images/Logins", "good", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Images.Logins(ctx, connect.NewRequest(&covev1.ListLoginsRequest{}))
+		}, nil, ""},
+		{"Images/Logout", "unknown", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Images.Logout(ctx, connect.NewRequest(&covev1.LogoutRegistryRequest{Registry: "zzz.test"}))
+		}, sandbox.ErrNotFound, "registry"},
 		{"Keys/Create", "no name", func(ctx context.Context, w *world) (any, error) {
 			return w.client.Keys.Create(ctx, connect.NewRequest(&covev1.CreateKeyRequest{}))
 		}, invalid, "name"},

@@ -12,7 +12,7 @@ import (
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-// vault seals the values of secrets for the store: AES-256-GCM, with a key of
+// vault seals the values of secrets, and passwords of registries, for the store: AES-256-GCM, with a key of
 // its own that follows from the keyring's, bound to tenant and name so that one
 // row's value cannot stand in for another's.
 //
@@ -36,7 +36,10 @@ func (v vault) aead(key [cas.KeySize]byte) (cipher.AEAD, error) {
 	return cipher.NewGCMWithRandomNonce(block)
 }
 
-func (v vault) seal(s sandbox.Secret) ([]byte, error) {
+func (v vault) seal(s sandbox.Secret) ([]byte, error) { return v.sealValue(s.Value, sealContext(s)) }
+
+// sealValue binds a value to what it is the value of.
+func (v vault) sealValue(value sandbox.SecretValue, bound []byte) ([]byte, error) {
 	id, key, ok := v.keys.Active()
 	if !ok {
 		return nil, &sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no key to keep secrets with"}
@@ -46,31 +49,35 @@ func (v vault) seal(s sandbox.Secret) ([]byte, error) {
 		return nil, sandbox.Errorf(sandbox.Internal, "server.seal", "%w", err)
 	}
 	out := append([]byte{sealVersion}, id[:]...)
-	return a.Seal(out, nil, []byte(s.Value.Reveal()), sealContext(s)), nil
+	return a.Seal(out, nil, []byte(value.Reveal()), bound), nil
 }
 
 // open fills in the value. What cannot be opened names itself, and says nothing
 // of its content.
-func (v vault) open(s sandbox.Secret, sealed []byte) (sandbox.Secret, error) {
+func (v vault) open(s sandbox.Secret, sealed []byte) (_ sandbox.Secret, err error) {
+	s.Value, err = v.openValue("secret "+s.Name, sealed, sealContext(s))
+	return s, err
+}
+
+func (v vault) openValue(what string, sealed, bound []byte) (none sandbox.SecretValue, err error) {
 	if len(sealed) < sealHead || sealed[0] != sealVersion {
-		return s, sandbox.Errorf(sandbox.Corrupt, "server.seal", "the value of secret %s is damaged, or of a newer Cove", s.Name)
+		return none, sandbox.Errorf(sandbox.Corrupt, "server.seal", "the value of %s is damaged, or of a newer Cove", what)
 	}
 	id := cas.KeyID(sealed[1:sealHead])
 	key, ok := v.keys.Key(id)
 	if !ok {
-		return s, sandbox.Errorf(sandbox.Corrupt, "server.seal", "secret %s is sealed with key %s, which this server does not have", s.Name, id).
-			WithHint("start it with the keys it had, or set the secret again")
+		return none, sandbox.Errorf(sandbox.Corrupt, "server.seal", "%s is sealed with key %s, which this server does not have", what, id).
+			WithHint("start it with the keys it had, or set it again")
 	}
 	a, err := v.aead(key)
 	if err != nil {
-		return s, sandbox.Errorf(sandbox.Internal, "server.seal", "%w", err)
+		return none, sandbox.Errorf(sandbox.Internal, "server.seal", "%w", err)
 	}
-	plain, err := a.Open(nil, nil, sealed[sealHead:], sealContext(s))
+	plain, err := a.Open(nil, nil, sealed[sealHead:], bound)
 	if err != nil {
-		return s, sandbox.Errorf(sandbox.Corrupt, "server.seal", "the value of secret %s does not verify", s.Name)
+		return none, sandbox.Errorf(sandbox.Corrupt, "server.seal", "the value of %s does not verify", what)
 	}
-	s.Value = sandbox.NewSecretValue(string(plain))
-	return s, nil
+	return sandbox.NewSecretValue(string(plain)), nil
 }
 
 func sealContext(s sandbox.Secret) []byte { return []byte(s.Tenant + "\x00" + s.Name) }

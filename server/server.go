@@ -193,7 +193,7 @@ func HTTPServer(h http.Handler) *http.Server {
 
 // Run does the server's own work until ctx ends, and waits for it: it records
 // the ends the node reports, ends what its lease has left, repays what failed the first time, forgets what
-// is older than the retention, removes content that nothing refers to any more
+// is older than the retention, deletes snapshots that expired, removes content that nothing refers to any more
 // and writes down when keys were used. Reconcile
 // comes first, before anything is served.
 func (s *Server) Run(ctx context.Context) error {
@@ -223,12 +223,14 @@ func (s *Server) housekeeping(ctx context.Context) {
 	hour := time.NewTicker(time.Hour)
 	defer hour.Stop()
 	s.forgetOld(ctx)
+	s.expireSnapshots(ctx)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-minute.C:
 			s.keys.flush(ctx, s.log)
+			s.expireSnapshots(ctx)
 		case <-hour.C:
 			s.forgetOld(ctx)
 		}

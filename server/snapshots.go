@@ -62,6 +62,7 @@ type taking struct {
 	name   string
 	labels map[string]string
 	stop   bool
+	ttl    time.Duration // 0 = it does not expire
 }
 
 // Create takes a snapshot while its caller waits. One that leaves before it is on
@@ -80,6 +81,12 @@ func (s snapshotService) Create(ctx context.Context, r *connect.Request[covev1.C
 		t.id = keyedID(store.ScopeOf(ctx).Tenant(), m.IdempotencyKey)
 	}
 	err := firstError(sandbox.ValidateIdempotencyKey("idempotency_key", m.IdempotencyKey), validID("sandbox", m.Sandbox), sandbox.ValidateSnapshotKind(t.kind, t.path), sandbox.ValidateLabels("labels", t.labels))
+	if err == nil {
+		t.ttl, err = wire.DurationFrom("ttl", m.Ttl)
+	}
+	if err == nil {
+		err = sandbox.ValidateSnapshotTTL(t.ttl)
+	}
 	if err == nil && t.name != "" {
 		err = sandbox.ValidateSnapshotName("name", t.name)
 	}
@@ -260,10 +267,10 @@ func (s *Server) recordSnapshot(ctx context.Context, sb sandbox.Sandbox, t takin
 		if err != nil {
 			return snap, false, err
 		}
-		if found && (t.name == "" || t.name == old.Name) && (len(t.labels) == 0 || maps.Equal(t.labels, old.Labels)) {
+		if found && t.ttl == 0 && old.ExpiresAt.IsZero() && (t.name == "" || t.name == old.Name) && (len(t.labels) == 0 || maps.Equal(t.labels, old.Labels)) {
 			return old, true, nil
 		}
-		// A name or labels of its own were asked for, or the old record was
+		// A name, labels or an end of its own were asked for, or the old record was
 		// deleted and its content not collected yet (it cannot be while we are
 		// here): a record of its own, of the same content, which costs nothing.
 		unchanged = found
@@ -298,7 +305,7 @@ func (s *Server) recordOf(ctx context.Context, id string, t taking, manifest str
 func (s *Server) newSnapshot(sb sandbox.Sandbox, t taking, c sandbox.Content) sandbox.Snapshot {
 	c.Same = ""
 	sb.Spec.Lease = "" // what comes of it later ends with its own maker
-	return sandbox.Snapshot{
+	snap := sandbox.Snapshot{
 		ID:        cmp.Or(t.id, sandbox.NewID(s.cfg.Rand)),
 		Tenant:    sb.Tenant,
 		Name:      t.name,
@@ -313,6 +320,10 @@ func (s *Server) newSnapshot(sb sandbox.Sandbox, t taking, c sandbox.Content) sa
 		CreatedAt: s.cfg.Clock().UTC(),
 		Content:   c,
 	}
+	if t.ttl > 0 {
+		snap.ExpiresAt = snap.CreatedAt.Add(t.ttl)
+	}
+	return snap
 }
 
 // stopped records the end of a sandbox that was stopped into a snapshot.
@@ -405,6 +416,30 @@ func (s *Server) deleteSnapshot(ctx context.Context, snap sandbox.Snapshot) erro
 		_, err = s.findSnapshot(ctx, snap.ID) // with its hint
 	}
 	return err
+}
+
+// expireSnapshots deletes snapshots whose time is over, as their owner could.
+// They are found in turn: what cannot be deleted is left for the next time.
+func (s *Server) expireSnapshots(ctx context.Context) {
+	ctx = asServer(ctx)
+	snaps, err := s.allSnapshots(ctx, store.SnapshotFilter{ExpiredAt: s.cfg.Clock()})
+	gone := 0
+	for _, snap := range snaps {
+		e := s.deleteSnapshot(ctx, snap)
+		switch {
+		case e == nil:
+			gone++
+		case !errors.Is(e, sandbox.ErrNotFound):
+			err = firstError(err, e)
+		}
+	}
+	if gone > 0 {
+		s.content.want()
+		s.log.Info("snapshots expired", "count", gone)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("cannot delete expired snapshots", "err", err)
+	}
 }
 
 func (s snapshotService) Mount(ctx context.Context, r *connect.Request[covev1.MountSnapshotRequest]) (*connect.Response[covev1.MountSnapshotResponse], error) {

@@ -413,6 +413,53 @@ func TestABuildTimeCountsTheFreeze(t *testing.T) {
 	}
 }
 
+// A snapshot with a ttl goes when it is over, what came of it stays; it neither
+// stands for one without, nor the other way round.
+func TestASnapshotExpires(t *testing.T) {
+	var ahead atomic.Int64
+	w := newWorld(t, func(c *Config) { c.Clock = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) } })
+	a := w.create(nil)
+	w.write(a.Id, "/f", "one")
+	day := &covev1.CreateSnapshotRequest{Sandbox: a.Id, Name: "day", Ttl: durationpb.New(24 * time.Hour)}
+	s := w.mustSnapshot(day)
+	if left := time.Until(s.ExpiresAt.AsTime()); left < 23*time.Hour || left > 24*time.Hour {
+		t.Errorf("expires in %v", left)
+	}
+	stays := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id})
+	if stays.Id == s.Id || stays.ExpiresAt != nil {
+		t.Errorf("one that stays is %+v", stays)
+	}
+	b := w.create(&covev1.SandboxSpec{Snapshot: "day"})
+	w.server.expireSnapshots(t.Context())
+	if _, err := w.client.Snapshots.Get(t.Context(), connect.NewRequest(&covev1.GetSnapshotRequest{Id: "day"})); err != nil {
+		t.Error("it went too early:", err)
+	}
+	info, err := w.client.System.Info(t.Context(), connect.NewRequest(&covev1.InfoRequest{}))
+	if err != nil || info.Msg.Snapshots.GetCount() != 2 || info.Msg.Snapshots.GetOldest() == nil {
+		t.Errorf("%v, %v", info, err)
+	}
+
+	ahead.Store(int64(25 * time.Hour))
+	if info, err = w.client.System.Info(t.Context(), connect.NewRequest(&covev1.InfoRequest{})); err != nil || info.Msg.Snapshots.GetAgeSeconds() < 49*3600 {
+		t.Errorf("%v, %v", info.Msg.Snapshots, err)
+	}
+	w.server.expireSnapshots(t.Context())
+	_, err = w.client.Snapshots.Get(t.Context(), connect.NewRequest(&covev1.GetSnapshotRequest{Id: "day"}))
+	wantError(t, err, sandbox.ErrNotFound)
+	if got := w.read(b.Id, "/f"); got != "one" {
+		t.Errorf("what came of it reads %q", got)
+	}
+	w.settled()
+	if c := w.create(&covev1.SandboxSpec{Snapshot: stays.Id}); w.read(c.Id, "/f") != "one" {
+		t.Error("the same content went with it")
+	}
+
+	for _, ttl := range []time.Duration{time.Second, -time.Hour, 11 * 365 * 24 * time.Hour} {
+		_, err := w.snapshot(&covev1.CreateSnapshotRequest{Sandbox: a.Id, Ttl: durationpb.New(ttl)})
+		wantError(t, err, sandbox.ErrInvalid)
+	}
+}
+
 // A pause is finished without its caller: half of it is no state to be in.
 func TestACallerLeavesAPause(t *testing.T) {
 	w := newWorld(t)

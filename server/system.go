@@ -8,6 +8,7 @@ import (
 	"connectrpc.com/connect"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/wire"
 )
 
 type systemService struct{ *Server }
@@ -22,6 +23,10 @@ func (s systemService) Info(ctx context.Context, r *connect.Request[covev1.InfoR
 		}
 		c.Sandboxes, c.Used.MilliCPU, c.Used.Memory, c.Used.Disk = u.Sandboxes, u.MilliCPU, u.Memory, u.Disk
 		c.WarmKernels, c.WarmTarget, c.LostCalls = 0, 0, 0
+	}
+	held, err := s.snapshotTotals(ctx)
+	if err != nil {
+		return nil, err
 	}
 	return connect.NewResponse(&covev1.InfoResponse{
 		Version: s.cfg.Version,
@@ -41,7 +46,24 @@ func (s systemService) Info(ctx context.Context, r *connect.Request[covev1.InfoR
 		WarmKernels: int32(c.WarmKernels),
 		WarmTarget:  int32(c.WarmTarget),
 		LostCalls:   c.LostCalls,
+		Snapshots:   held,
 	}), nil
+}
+
+// snapshotTotals is of the caller's tenant, or of all for root.
+func (s *Server) snapshotTotals(ctx context.Context) (*covev1.SnapshotTotals, error) {
+	if isRoot(ctx) {
+		ctx = asServer(ctx)
+	}
+	ages, err := s.store.SnapshotAges(ctx, s.cfg.Clock())
+	if err != nil {
+		return nil, err
+	}
+	bytes, err := s.snapshotBytes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &covev1.SnapshotTotals{Count: ages.Count, Bytes: bytes, AgeSeconds: ages.Seconds, Oldest: wire.Time(ages.Oldest)}, nil
 }
 
 // healthz needs no key and tells nothing but whether to send work here. A

@@ -139,6 +139,9 @@ func newShared(t *testing.T, change ...func(*Config)) *shared {
 	if _, err := s.red.Secrets.Create(ctx, connect.NewRequest(&covev1.CreateSecretRequest{Name: "redtoken", Value: "redsecretvalue", Hosts: []string{"redhost.test"}, Env: "REDENV"})); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := s.red.Images.Login(ctx, connect.NewRequest(&covev1.LoginRegistryRequest{Registry: "redreg.test", Username: "reduser", Password: "redpassword"})); err != nil {
+		t.Fatal(err)
+	}
 	s.keys["reader"] = s.key(s.red, &covev1.CreateKeyRequest{Name: "reader", Role: "readonly"})
 	return s
 }
@@ -259,6 +262,8 @@ func (s *shared) fingerprint() string {
 	secs, err := s.store.ListSecrets(ctx)
 	check(err)
 	out["secrets"] = secs
+	out["logins"], err = s.store.ListLogins(ctx)
+	check(err)
 	if out["leases"], err = s.store.ListLeases(ctx); err != nil {
 		s.Fatal(err)
 	}
@@ -348,6 +353,9 @@ var attacks = map[string][]attack{
 	"Images/Get":    {{`{"name":"mine"}`, "image_not_found"}, {`{"name":"$IMAGE"}`, "image_not_found"}},
 	"Images/Remove": {{`{"name":"mine"}`, "image_not_found"}, {`{"name":"$IMAGE"}`, "image_not_found"}, {`{"name":"base"}`, "permission_denied"}},
 	"Images/Prune":  {{`{}`, "permission_denied"}},
+	"Images/Login":  {{`{"registry":"redreg.test","username":"blue"}`, "invalid_argument"}},
+	"Images/Logins": {{`{}`, "own"}},
+	"Images/Logout": {{`{"registry":"redreg.test"}`, "not_found"}},
 
 	"Snapshots/Create": {{`{"sandbox":"$BOX"}`, "not_found"}, {`{"sandbox":"$BOX","stop":true}`, "not_found"}},
 	"Snapshots/Get":    {{`{"id":"$MEM"}`, "not_found"}, {`{"id":"red-memory"}`, "not_found"}, {`{"id":"$TPLSNAP"}`, "not_found"}},

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -23,6 +24,8 @@ type Snapshots interface {
 	// DeleteSnapshot forgets a snapshot and returns it. While a version of a
 	// template needs it, it is sandbox.ErrPrecondition, which names that.
 	DeleteSnapshot(ctx context.Context, id string) (sandbox.Snapshot, error)
+	// SnapshotAges sums up the snapshots in scope that are not hidden.
+	SnapshotAges(ctx context.Context, now time.Time) (SnapshotAges, error)
 	// Manifests lists the content that records of all tenants refer to, Needs
 	// included. It wants the installation's scope, as SnapshotImages does.
 	Manifests(ctx context.Context) ([]string, error)
@@ -40,9 +43,19 @@ type SnapshotFilter struct {
 	Labels    map[string]string // all must match
 	Sandbox   string            // it was taken of
 	Kind      sandbox.SnapshotKind
-	Hidden    bool   // the hidden ones instead
-	PageSize  int    // 0 = 100
-	PageToken string // opaque; from the page before
+	Hidden    bool      // the hidden ones instead
+	ExpiredAt time.Time // only those that have expired at this time; zero = all
+	PageSize  int       // 0 = 100
+	PageToken string    // opaque; from the page before
+}
+
+// SnapshotAges is how many snapshots there are and how long they have been there.
+type SnapshotAges struct {
+	Count  int64
+	Oldest time.Time // when the oldest was made; zero = there is none
+	// Seconds is the sum of their ages. A time.Duration would not hold ten
+	// thousand of a month.
+	Seconds int64
 }
 
 // Tree is the nodes of a tree in no order.
@@ -55,7 +68,7 @@ type Tree struct {
 // starts from and goes with it, so that neither is ever without the other.
 type Templates interface {
 	// CreateTemplateVersion gives t the next version of its name and records
-	// it and snap, which is hidden from then on. Deleted versions are not
+	// it and snap, which is hidden from then on and does not expire. Deleted versions are not
 	// given out again.
 	CreateTemplateVersion(ctx context.Context, t sandbox.Template, snap sandbox.Snapshot) (sandbox.Template, error)
 	// GetTemplate finds a version; 0 is the newest there is.

@@ -1,5 +1,5 @@
 // Package store is the contract of Cove's durable record: sandboxes and their
-// ends, snapshots and templates, images' names, secrets, leases, API keys and idempotency keys. Package storetest holds
+// ends, snapshots and templates, images' names, secrets, logins to registries, leases, API keys and idempotency keys. Package storetest holds
 // the suite every implementation passes; sqlite is the default one.
 //
 // A method that changes something returns only when the change is durable.
@@ -28,6 +28,7 @@ type Store interface {
 	Tenants
 	Audit
 	Secrets
+	Logins
 	Leases
 	Close() error
 }

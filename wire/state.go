@@ -26,6 +26,7 @@ func Snapshot(s sandbox.Snapshot) *covev1.Snapshot {
 		Path:      utf8String(s.Path),
 		Node:      s.Node,
 		CreatedAt: Time(s.CreatedAt),
+		ExpiresAt: Time(s.ExpiresAt),
 		Size:      s.Content.Size,
 		Stored:    s.Content.Stored,
 		Build:     utf8String(s.Content.Build),
@@ -50,6 +51,7 @@ func SnapshotFrom(p *covev1.Snapshot) (sandbox.Snapshot, error) {
 		Path:      p.GetPath(),
 		Node:      p.GetNode(),
 		CreatedAt: TimeFrom(p.GetCreatedAt()),
+		ExpiresAt: TimeFrom(p.GetExpiresAt()),
 		Content:   sandbox.Content{Size: p.GetSize(), Stored: p.GetStored(), Build: p.GetBuild()},
 	}, nil
 }

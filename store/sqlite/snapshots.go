@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
@@ -49,8 +50,8 @@ func (t *tx) insertSnapshot(snap sandbox.Snapshot, record string) error {
 	if snap.Hidden {
 		hidden = 1
 	}
-	if _, err := t.exec(`INSERT INTO snapshots (id, tenant, stored, kind, sandbox_id, manifest, hidden, created_at, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-		snap.ID, snap.Tenant, snap.Content.Stored, string(snap.Kind), snap.Sandbox, snap.Content.Manifest, hidden, nanos(snap.CreatedAt), record); err != nil {
+	if _, err := t.exec(`INSERT INTO snapshots (id, tenant, stored, kind, sandbox_id, manifest, hidden, created_at, expires_at, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		snap.ID, snap.Tenant, snap.Content.Stored, string(snap.Kind), snap.Sandbox, snap.Content.Manifest, hidden, nanos(snap.CreatedAt), nanos(snap.ExpiresAt), record); err != nil {
 		return err
 	}
 	if snap.Name != "" {
@@ -183,6 +184,10 @@ func snapshotQuery(who string, f store.SnapshotFilter) (string, []any) {
 		q.WriteString(` AND s.kind = ?`)
 		args = append(args, string(f.Kind))
 	}
+	if !f.ExpiredAt.IsZero() {
+		q.WriteString(` AND s.expires_at > 0 AND s.expires_at <= ?`)
+		args = append(args, nanos(f.ExpiredAt))
+	}
 	names := make([]string, 0, len(f.Labels))
 	for name := range f.Labels {
 		names = append(names, name)
@@ -297,6 +302,25 @@ func (t *tx) snapshot(who, id string) (sandbox.Snapshot, error) {
 	return decodeSnapshot(id, name, record)
 }
 
+// SnapshotAges implements store.Snapshots. It sums whole seconds: nanoseconds
+// overflow with the sixth snapshot.
+func (s *Store) SnapshotAges(ctx context.Context, now time.Time) (ages store.SnapshotAges, err error) {
+	who, err := whose(ctx)
+	if err != nil {
+		return ages, err
+	}
+	var oldest int64
+	err = s.readRow(ctx, `SELECT count(*), coalesce(min(created_at), 0), coalesce(sum(max(0, ? - created_at / 1000000000)), 0)
+		FROM snapshots WHERE hidden = 0 AND ? IN (tenant, '*')`, []any{now.Unix(), who}, &ages.Count, &oldest, &ages.Seconds)
+	if err != nil {
+		return ages, s.fault(ctx, "snapshot_ages", err)
+	}
+	if ages.Count > 0 {
+		ages.Oldest = instant(oldest)
+	}
+	return ages, nil
+}
+
 // Manifests implements store.Snapshots.
 func (s *Store) Manifests(ctx context.Context) ([]string, error) {
 	if err := store.ScopeOf(ctx).CheckAll(); err != nil {
@@ -361,7 +385,7 @@ func encodeSnapshot(snap sandbox.Snapshot) (string, error) {
 	if err := store.CheckNewSnapshot(snap); err != nil {
 		return "", err
 	}
-	snap.Name, snap.CreatedAt = "", snap.CreatedAt.UTC()
+	snap.Name, snap.CreatedAt, snap.ExpiresAt = "", snap.CreatedAt.UTC(), snap.ExpiresAt.UTC()
 	b, err := json.Marshal(snap)
 	if err != nil {
 		return "", &sandbox.Error{Class: sandbox.Invalid, Msg: "the snapshot cannot be recorded", Err: err}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
@@ -25,7 +26,7 @@ func (s *Store) CreateTemplateVersion(ctx context.Context, tpl sandbox.Template,
 	if store.ScopeOf(ctx).All() && tpl.Tenant != "" {
 		tenant = tpl.Tenant
 	}
-	snap.Hidden, snap.Tenant, tpl.Tenant = true, tenant, tenant
+	snap.Hidden, snap.ExpiresAt, snap.Tenant, tpl.Tenant = true, time.Time{}, tenant, tenant
 	snapRecord, err := encodeSnapshot(snap)
 	if err != nil {
 		return sandbox.Template{}, err

@@ -156,6 +156,7 @@ func (s *Store) DeleteTenant(ctx context.Context, id string) error {
 			`DELETE FROM image_names WHERE tenant = ?`,
 			`DELETE FROM template_names WHERE tenant = ?`,
 			`DELETE FROM secrets WHERE tenant = ?`,
+			`DELETE FROM registry_logins WHERE tenant = ?`,
 			`DELETE FROM leases WHERE tenant = ?`,
 			`DELETE FROM api_keys WHERE tenant = ?`,
 			`DELETE FROM tenants WHERE id = ?`,

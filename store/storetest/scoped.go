@@ -84,6 +84,18 @@ func (s scoped) CreateSecret(ctx context.Context, sec store.SealedSecret) error 
 func (s scoped) GetSecret(ctx context.Context, name string) (store.SealedSecret, error) {
 	return s.Store.GetSecret(in(ctx), name)
 }
+func (s scoped) PutLogin(ctx context.Context, l store.SealedLogin) error {
+	return s.Store.PutLogin(in(ctx), l)
+}
+func (s scoped) GetLogin(ctx context.Context, registry string) (store.SealedLogin, error) {
+	return s.Store.GetLogin(in(ctx), registry)
+}
+func (s scoped) ListLogins(ctx context.Context) ([]store.SealedLogin, error) {
+	return s.Store.ListLogins(in(ctx))
+}
+func (s scoped) DeleteLogin(ctx context.Context, registry string) error {
+	return s.Store.DeleteLogin(in(ctx), registry)
+}
 func (s scoped) ListSecrets(ctx context.Context) ([]store.SealedSecret, error) {
 	return s.Store.ListSecrets(in(ctx))
 }
@@ -109,6 +121,9 @@ func (s scoped) CreateSnapshot(ctx context.Context, snap sandbox.Snapshot) (sand
 }
 func (s scoped) GetSnapshot(ctx context.Context, nameOrID string) (sandbox.Snapshot, error) {
 	return s.Store.GetSnapshot(in(ctx), nameOrID)
+}
+func (s scoped) SnapshotAges(ctx context.Context, now time.Time) (store.SnapshotAges, error) {
+	return s.Store.SnapshotAges(in(ctx), now)
 }
 func (s scoped) ListSnapshots(ctx context.Context, f store.SnapshotFilter) ([]sandbox.Snapshot, string, error) {
 	return s.Store.ListSnapshots(in(ctx), f)

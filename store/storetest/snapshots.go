@@ -89,6 +89,46 @@ var snapshotCases = []scenario{
 		fails(t, "a name is not an id", err, sandbox.ErrNotFound)
 	}},
 
+	{"a snapshot that expires is found when it has", func(t *testing.T, st store.Store) {
+		never, soon, later := newSnapshot("a", 0), newSnapshot("b", 1), newSnapshot("c", 2)
+		soon.ExpiresAt, later.ExpiresAt = at(10), at(20)
+		for _, s := range []sandbox.Snapshot{never, soon, later} {
+			keep(t, st, s)
+		}
+		checkSnapshot(t, st, "b", soon)
+		hidden := newSnapshot("d", 3)
+		hidden.ExpiresAt = at(5)
+		if _, err := st.CreateTemplateVersion(t.Context(), sandbox.Template{Name: "tpl"}, hidden); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := st.GetSnapshot(t.Context(), "d"); err != nil || !s.ExpiresAt.IsZero() {
+			t.Errorf("a template's expires at %v, %v", s.ExpiresAt, err)
+		}
+		for minutes, want := range map[int]string{9: "[]", 10: "[b]", 25: "[c b]"} {
+			ids, err := walkSnapshots(t.Context(), st, store.SnapshotFilter{ExpiredAt: at(minutes), PageSize: 1})
+			if err != nil || fmt.Sprint(ids) != want {
+				t.Errorf("expired after %d minutes: %v, %v; want %s", minutes, ids, err, want)
+			}
+		}
+	}},
+
+	{"ages are summed up, beyond what a duration holds", func(t *testing.T, st store.Store) {
+		if a, err := st.SnapshotAges(t.Context(), at(0)); a != (store.SnapshotAges{}) || err != nil {
+			t.Errorf("of none: %+v, %v", a, err)
+		}
+		for i := range 12 {
+			keep(t, st, newSnapshot(fmt.Sprintf("s%d", i), i))
+		}
+		if _, err := st.CreateTemplateVersion(t.Context(), sandbox.Template{Name: "tpl"}, newSnapshot("t", -9)); err != nil {
+			t.Fatal(err)
+		}
+		const years = 60 * 24 * 365 * 100
+		a, err := st.SnapshotAges(t.Context(), at(years))
+		if err != nil || a.Count != 12 || !a.Oldest.Equal(at(0)) || a.Seconds != 12*years*60-66*60 {
+			t.Errorf("%+v, %v", a, err)
+		}
+	}},
+
 	{"what is no snapshot is refused", func(t *testing.T, st store.Store) {
 		for field, spoil := range map[string]func(*sandbox.Snapshot){
 			"id":       func(s *sandbox.Snapshot) { s.ID = "A/b" },

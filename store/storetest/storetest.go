@@ -33,6 +33,7 @@ func Run(t *testing.T, bare func(t *testing.T) store.Store) {
 		{"Tree", treeCases},
 		{"Templates", templateCases},
 		{"Secrets", secretCases},
+		{"Logins", loginCases},
 		{"Leases", leaseCases},
 		{"Races", raceCases},
 		{"Contexts", contextCases},
@@ -143,7 +144,7 @@ func canonical(v any) string {
 		v = x
 	case sandbox.Snapshot:
 		x.Tenant = own(x.Tenant)
-		x.CreatedAt = x.CreatedAt.UTC()
+		x.CreatedAt, x.ExpiresAt = x.CreatedAt.UTC(), x.ExpiresAt.UTC()
 		v = x
 	case sandbox.Template:
 		x.Tenant = own(x.Tenant)

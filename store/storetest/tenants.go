@@ -101,10 +101,15 @@ func noScope(t *testing.T, st store.Store, _, _ context.Context) {
 		"ListTenants":      func() error { _, err := st.ListTenants(ctx); return err },
 		"SetQuota":         func() error { _, err := st.SetQuota(ctx, "red", sandbox.Quota{}); return err },
 		"DeleteTenant":     func() error { return st.DeleteTenant(ctx, "red") },
+		"SnapshotAges":     func() error { _, err := st.SnapshotAges(ctx, at(0)); return err },
 		"SnapshotContents": func() error { _, err := st.SnapshotContents(ctx); return err },
 		"AppendAudit":      func() error { return st.AppendAudit(ctx, []sandbox.AuditEntry{{}}) },
 		"ListAudit":        func() error { _, err := st.ListAudit(ctx, 0, time.Time{}, 1); return err },
 		"ForgetAudit":      func() error { _, err := st.ForgetAudit(ctx, at(99), 1); return err },
+		"PutLogin":         func() error { return st.PutLogin(ctx, newLogin("r", "me", 0)) },
+		"GetLogin":         func() error { _, err := st.GetLogin(ctx, "r"); return err },
+		"ListLogins":       func() error { _, err := st.ListLogins(ctx); return err },
+		"DeleteLogin":      func() error { return st.DeleteLogin(ctx, "r") },
 		"CreateSecret":     func() error { return st.CreateSecret(ctx, newSecret("s", 0)) },
 		"GetSecret":        func() error { _, err := st.GetSecret(ctx, "s"); return err },
 		"ListSecrets":      func() error { _, err := st.ListSecrets(ctx); return err },
@@ -139,6 +144,9 @@ func foreignThings(t *testing.T, st store.Store, red, blue context.Context) {
 	}
 	sec := newSecret("redkey", 0)
 	sec.Tenant = "blue"
+	if err := st.PutLogin(red, newLogin("ghcr.io", "red", 0)); err != nil {
+		t.Fatal(err)
+	}
 	if err := st.CreateSecret(red, sec); err != nil {
 		t.Fatal(err)
 	}
@@ -160,6 +168,8 @@ func foreignThings(t *testing.T, st store.Store, red, blue context.Context) {
 		"delete":       func() error { _, err := st.DeleteSnapshot(blue, "redsnap"); return err },
 		"template":     func() error { _, err := st.GetTemplate(blue, "py", 1); return err },
 		"rm template":  func() error { _, err := st.DeleteTemplate(blue, "py", 0); return err },
+		"login":        func() error { _, err := st.GetLogin(blue, "ghcr.io"); return err },
+		"rm login":     func() error { return st.DeleteLogin(blue, "ghcr.io") },
 		"secret":       func() error { _, err := st.GetSecret(blue, "redkey"); return err },
 		"set secret":   func() error { return st.ReplaceSecret(blue, newSecret("redkey", 1), at(0)) },
 		"rm secret":    func() error { return st.DeleteSecret(blue, "redkey") },
@@ -206,9 +216,13 @@ func foreignThings(t *testing.T, st store.Store, red, blue context.Context) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return n + len(tpls) + len(secs)
+		logins, err := st.ListLogins(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n + len(tpls) + len(secs) + len(logins)
 	}
-	if r, b := lists(red), lists(blue); r != 9 || b != 0 {
+	if r, b := lists(red), lists(blue); r != 10 || b != 0 {
 		t.Errorf("lists have %d and %d of red's things", r, b)
 	}
 	alias := tenantSnapshot("redalias", "")
@@ -218,6 +232,9 @@ func foreignThings(t *testing.T, st store.Store, red, blue context.Context) {
 	}
 	if c, err := st.SnapshotContents(red); fmt.Sprint(c) != "map[mdir:0 mredsnap:100 mredtpl:100]" || err != nil {
 		t.Error(c, err)
+	}
+	if a, err := st.SnapshotAges(blue, at(99)); a.Count != 0 || err != nil {
+		t.Error("blue sees", a, err)
 	}
 	if c, err := st.SnapshotContents(blue); len(c) != 0 || err != nil {
 		t.Error(c, err)

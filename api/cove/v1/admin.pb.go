@@ -1385,6 +1385,7 @@ type InfoResponse struct {
 	WarmKernels   int32                  `protobuf:"varint,5,opt,name=warm_kernels,json=warmKernels,proto3" json:"warm_kernels,omitempty"`
 	WarmTarget    int32                  `protobuf:"varint,6,opt,name=warm_target,json=warmTarget,proto3" json:"warm_target,omitempty"`
 	LostCalls     int64                  `protobuf:"varint,7,opt,name=lost_calls,json=lostCalls,proto3" json:"lost_calls,omitempty"` // lost between node and guest and sent again, since the server's start: a fault if not 0. Root only
+	Snapshots     *SnapshotTotals        `protobuf:"bytes,8,opt,name=snapshots,proto3" json:"snapshots,omitempty"`                   // of the caller's tenant; of all for an installation's admin
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1468,6 +1469,81 @@ func (x *InfoResponse) GetLostCalls() int64 {
 	return 0
 }
 
+func (x *InfoResponse) GetSnapshots() *SnapshotTotals {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+type SnapshotTotals struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         int64                  `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`                             // without those of templates
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`                             // that all of them take, those of templates too, what they share once
+	AgeSeconds    int64                  `protobuf:"varint,3,opt,name=age_seconds,json=ageSeconds,proto3" json:"age_seconds,omitempty"` // the sum of their ages
+	Oldest        *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=oldest,proto3" json:"oldest,omitempty"`                            // when the oldest was made; unset = there is none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotTotals) Reset() {
+	*x = SnapshotTotals{}
+	mi := &file_cove_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotTotals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotTotals) ProtoMessage() {}
+
+func (x *SnapshotTotals) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotTotals.ProtoReflect.Descriptor instead.
+func (*SnapshotTotals) Descriptor() ([]byte, []int) {
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *SnapshotTotals) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *SnapshotTotals) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *SnapshotTotals) GetAgeSeconds() int64 {
+	if x != nil {
+		return x.AgeSeconds
+	}
+	return 0
+}
+
+func (x *SnapshotTotals) GetOldest() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Oldest
+	}
+	return nil
+}
+
 type Capacity struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sandboxes     int64                  `protobuf:"varint,1,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
@@ -1480,7 +1556,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_cove_v1_admin_proto_msgTypes[25]
+	mi := &file_cove_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1568,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[25]
+	mi := &file_cove_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1581,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Capacity) GetSandboxes() int64 {
@@ -1552,7 +1628,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_cove_v1_admin_proto_msgTypes[26]
+	mi := &file_cove_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1564,7 +1640,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_admin_proto_msgTypes[26]
+	mi := &file_cove_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1577,7 +1653,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_cove_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_cove_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ErrorDetail) GetCode() string {
@@ -1723,7 +1799,7 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\x04prev\x18\n" +
 	" \x01(\tR\x04prev\x12\x12\n" +
 	"\x04hash\x18\v \x01(\tR\x04hash\"\r\n" +
-	"\vInfoRequest\"\xf5\x01\n" +
+	"\vInfoRequest\"\xac\x02\n" +
 	"\fInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x12'\n" +
@@ -1733,7 +1809,14 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\vwarm_target\x18\x06 \x01(\x05R\n" +
 	"warmTarget\x12\x1d\n" +
 	"\n" +
-	"lost_calls\x18\a \x01(\x03R\tlostCalls\"f\n" +
+	"lost_calls\x18\a \x01(\x03R\tlostCalls\x125\n" +
+	"\tsnapshots\x18\b \x01(\v2\x17.cove.v1.SnapshotTotalsR\tsnapshots\"\x91\x01\n" +
+	"\x0eSnapshotTotals\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x03R\x05count\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12\x1f\n" +
+	"\vage_seconds\x18\x03 \x01(\x03R\n" +
+	"ageSeconds\x122\n" +
+	"\x06oldest\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x06oldest\"f\n" +
 	"\bCapacity\x12\x1c\n" +
 	"\tsandboxes\x18\x01 \x01(\x03R\tsandboxes\x12\x10\n" +
 	"\x03cpu\x18\x02 \x01(\x01R\x03cpu\x12\x16\n" +
@@ -1773,7 +1856,7 @@ func file_cove_v1_admin_proto_rawDescGZIP() []byte {
 	return file_cove_v1_admin_proto_rawDescData
 }
 
-var file_cove_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_cove_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_cove_v1_admin_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: cove.v1.Key
 	(*CreateKeyRequest)(nil),      // 1: cove.v1.CreateKeyRequest
@@ -1800,65 +1883,68 @@ var file_cove_v1_admin_proto_goTypes = []any{
 	(*AuditEntry)(nil),            // 22: cove.v1.AuditEntry
 	(*InfoRequest)(nil),           // 23: cove.v1.InfoRequest
 	(*InfoResponse)(nil),          // 24: cove.v1.InfoResponse
-	(*Capacity)(nil),              // 25: cove.v1.Capacity
-	(*ErrorDetail)(nil),           // 26: cove.v1.ErrorDetail
-	nil,                           // 27: cove.v1.Tenant.LabelsEntry
-	nil,                           // 28: cove.v1.CreateTenantRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(*SnapshotTotals)(nil),        // 25: cove.v1.SnapshotTotals
+	(*Capacity)(nil),              // 26: cove.v1.Capacity
+	(*ErrorDetail)(nil),           // 27: cove.v1.ErrorDetail
+	nil,                           // 28: cove.v1.Tenant.LabelsEntry
+	nil,                           // 29: cove.v1.CreateTenantRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 31: google.protobuf.Duration
 }
 var file_cove_v1_admin_proto_depIdxs = []int32{
-	29, // 0: cove.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	29, // 1: cove.v1.Key.last_used_at:type_name -> google.protobuf.Timestamp
-	29, // 2: cove.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	29, // 3: cove.v1.Key.old_secret_until:type_name -> google.protobuf.Timestamp
-	30, // 4: cove.v1.CreateKeyRequest.expires:type_name -> google.protobuf.Duration
-	30, // 5: cove.v1.RotateKeyRequest.grace:type_name -> google.protobuf.Duration
+	30, // 0: cove.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	30, // 1: cove.v1.Key.last_used_at:type_name -> google.protobuf.Timestamp
+	30, // 2: cove.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	30, // 3: cove.v1.Key.old_secret_until:type_name -> google.protobuf.Timestamp
+	31, // 4: cove.v1.CreateKeyRequest.expires:type_name -> google.protobuf.Duration
+	31, // 5: cove.v1.RotateKeyRequest.grace:type_name -> google.protobuf.Duration
 	0,  // 6: cove.v1.RotateKeyResponse.key:type_name -> cove.v1.Key
 	0,  // 7: cove.v1.CreateKeyResponse.key:type_name -> cove.v1.Key
 	0,  // 8: cove.v1.ListKeysResponse.keys:type_name -> cove.v1.Key
 	9,  // 9: cove.v1.Tenant.quota:type_name -> cove.v1.Quota
-	27, // 10: cove.v1.Tenant.labels:type_name -> cove.v1.Tenant.LabelsEntry
-	29, // 11: cove.v1.Tenant.created_at:type_name -> google.protobuf.Timestamp
+	28, // 10: cove.v1.Tenant.labels:type_name -> cove.v1.Tenant.LabelsEntry
+	30, // 11: cove.v1.Tenant.created_at:type_name -> google.protobuf.Timestamp
 	9,  // 12: cove.v1.Tenant.used:type_name -> cove.v1.Quota
 	9,  // 13: cove.v1.CreateTenantRequest.quota:type_name -> cove.v1.Quota
-	28, // 14: cove.v1.CreateTenantRequest.labels:type_name -> cove.v1.CreateTenantRequest.LabelsEntry
+	29, // 14: cove.v1.CreateTenantRequest.labels:type_name -> cove.v1.CreateTenantRequest.LabelsEntry
 	10, // 15: cove.v1.CreateTenantResponse.tenant:type_name -> cove.v1.Tenant
 	10, // 16: cove.v1.GetTenantResponse.tenant:type_name -> cove.v1.Tenant
 	10, // 17: cove.v1.ListTenantsResponse.tenants:type_name -> cove.v1.Tenant
 	9,  // 18: cove.v1.SetQuotaRequest.quota:type_name -> cove.v1.Quota
 	10, // 19: cove.v1.SetQuotaResponse.tenant:type_name -> cove.v1.Tenant
-	29, // 20: cove.v1.AuditRequest.since:type_name -> google.protobuf.Timestamp
-	29, // 21: cove.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	25, // 22: cove.v1.InfoResponse.total:type_name -> cove.v1.Capacity
-	25, // 23: cove.v1.InfoResponse.used:type_name -> cove.v1.Capacity
-	1,  // 24: cove.v1.Keys.Create:input_type -> cove.v1.CreateKeyRequest
-	5,  // 25: cove.v1.Keys.List:input_type -> cove.v1.ListKeysRequest
-	7,  // 26: cove.v1.Keys.Revoke:input_type -> cove.v1.RevokeKeyRequest
-	2,  // 27: cove.v1.Keys.Rotate:input_type -> cove.v1.RotateKeyRequest
-	11, // 28: cove.v1.Tenants.Create:input_type -> cove.v1.CreateTenantRequest
-	13, // 29: cove.v1.Tenants.Get:input_type -> cove.v1.GetTenantRequest
-	15, // 30: cove.v1.Tenants.List:input_type -> cove.v1.ListTenantsRequest
-	17, // 31: cove.v1.Tenants.SetQuota:input_type -> cove.v1.SetQuotaRequest
-	19, // 32: cove.v1.Tenants.Delete:input_type -> cove.v1.DeleteTenantRequest
-	23, // 33: cove.v1.System.Info:input_type -> cove.v1.InfoRequest
-	21, // 34: cove.v1.System.Audit:input_type -> cove.v1.AuditRequest
-	4,  // 35: cove.v1.Keys.Create:output_type -> cove.v1.CreateKeyResponse
-	6,  // 36: cove.v1.Keys.List:output_type -> cove.v1.ListKeysResponse
-	8,  // 37: cove.v1.Keys.Revoke:output_type -> cove.v1.RevokeKeyResponse
-	3,  // 38: cove.v1.Keys.Rotate:output_type -> cove.v1.RotateKeyResponse
-	12, // 39: cove.v1.Tenants.Create:output_type -> cove.v1.CreateTenantResponse
-	14, // 40: cove.v1.Tenants.Get:output_type -> cove.v1.GetTenantResponse
-	16, // 41: cove.v1.Tenants.List:output_type -> cove.v1.ListTenantsResponse
-	18, // 42: cove.v1.Tenants.SetQuota:output_type -> cove.v1.SetQuotaResponse
-	20, // 43: cove.v1.Tenants.Delete:output_type -> cove.v1.DeleteTenantResponse
-	24, // 44: cove.v1.System.Info:output_type -> cove.v1.InfoResponse
-	22, // 45: cove.v1.System.Audit:output_type -> cove.v1.AuditEntry
-	35, // [35:46] is the sub-list for method output_type
-	24, // [24:35] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	30, // 20: cove.v1.AuditRequest.since:type_name -> google.protobuf.Timestamp
+	30, // 21: cove.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	26, // 22: cove.v1.InfoResponse.total:type_name -> cove.v1.Capacity
+	26, // 23: cove.v1.InfoResponse.used:type_name -> cove.v1.Capacity
+	25, // 24: cove.v1.InfoResponse.snapshots:type_name -> cove.v1.SnapshotTotals
+	30, // 25: cove.v1.SnapshotTotals.oldest:type_name -> google.protobuf.Timestamp
+	1,  // 26: cove.v1.Keys.Create:input_type -> cove.v1.CreateKeyRequest
+	5,  // 27: cove.v1.Keys.List:input_type -> cove.v1.ListKeysRequest
+	7,  // 28: cove.v1.Keys.Revoke:input_type -> cove.v1.RevokeKeyRequest
+	2,  // 29: cove.v1.Keys.Rotate:input_type -> cove.v1.RotateKeyRequest
+	11, // 30: cove.v1.Tenants.Create:input_type -> cove.v1.CreateTenantRequest
+	13, // 31: cove.v1.Tenants.Get:input_type -> cove.v1.GetTenantRequest
+	15, // 32: cove.v1.Tenants.List:input_type -> cove.v1.ListTenantsRequest
+	17, // 33: cove.v1.Tenants.SetQuota:input_type -> cove.v1.SetQuotaRequest
+	19, // 34: cove.v1.Tenants.Delete:input_type -> cove.v1.DeleteTenantRequest
+	23, // 35: cove.v1.System.Info:input_type -> cove.v1.InfoRequest
+	21, // 36: cove.v1.System.Audit:input_type -> cove.v1.AuditRequest
+	4,  // 37: cove.v1.Keys.Create:output_type -> cove.v1.CreateKeyResponse
+	6,  // 38: cove.v1.Keys.List:output_type -> cove.v1.ListKeysResponse
+	8,  // 39: cove.v1.Keys.Revoke:output_type -> cove.v1.RevokeKeyResponse
+	3,  // 40: cove.v1.Keys.Rotate:output_type -> cove.v1.RotateKeyResponse
+	12, // 41: cove.v1.Tenants.Create:output_type -> cove.v1.CreateTenantResponse
+	14, // 42: cove.v1.Tenants.Get:output_type -> cove.v1.GetTenantResponse
+	16, // 43: cove.v1.Tenants.List:output_type -> cove.v1.ListTenantsResponse
+	18, // 44: cove.v1.Tenants.SetQuota:output_type -> cove.v1.SetQuotaResponse
+	20, // 45: cove.v1.Tenants.Delete:output_type -> cove.v1.DeleteTenantResponse
+	24, // 46: cove.v1.System.Info:output_type -> cove.v1.InfoResponse
+	22, // 47: cove.v1.System.Audit:output_type -> cove.v1.AuditEntry
+	37, // [37:48] is the sub-list for method output_type
+	26, // [26:37] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_admin_proto_init() }
@@ -1872,7 +1958,7 @@ func file_cove_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_admin_proto_rawDesc), len(file_cove_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

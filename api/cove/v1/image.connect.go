@@ -42,6 +42,12 @@ const (
 	ImagesRemoveProcedure = "/cove.v1.Images/Remove"
 	// ImagesPruneProcedure is the fully-qualified name of the Images's Prune RPC.
 	ImagesPruneProcedure = "/cove.v1.Images/Prune"
+	// ImagesLoginProcedure is the fully-qualified name of the Images's Login RPC.
+	ImagesLoginProcedure = "/cove.v1.Images/Login"
+	// ImagesLoginsProcedure is the fully-qualified name of the Images's Logins RPC.
+	ImagesLoginsProcedure = "/cove.v1.Images/Logins"
+	// ImagesLogoutProcedure is the fully-qualified name of the Images's Logout RPC.
+	ImagesLogoutProcedure = "/cove.v1.Images/Logout"
 )
 
 // ImagesClient is a client for the cove.v1.Images service.
@@ -55,6 +61,14 @@ type ImagesClient interface {
 	Remove(context.Context, *connect.Request[RemoveImageRequest]) (*connect.Response[RemoveImageResponse], error)
 	// Prune removes content nothing refers to.
 	Prune(context.Context, *connect.Request[PruneImagesRequest]) (*connect.Response[PruneImagesResponse], error)
+	// Login keeps who the tenant is to a registry, sealed, for pulls that name no
+	// credentials; again, it replaces what is there. The first pull shows whether
+	// the registry takes them.
+	Login(context.Context, *connect.Request[LoginRegistryRequest]) (*connect.Response[LoginRegistryResponse], error)
+	// Logins lists the registries that the tenant has credentials for. No call
+	// returns a password.
+	Logins(context.Context, *connect.Request[ListLoginsRequest]) (*connect.Response[ListLoginsResponse], error)
+	Logout(context.Context, *connect.Request[LogoutRegistryRequest]) (*connect.Response[LogoutRegistryResponse], error)
 }
 
 // NewImagesClient constructs a client for the cove.v1.Images service. By default, it uses the
@@ -100,6 +114,25 @@ func NewImagesClient(httpClient connect.HTTPClient, baseURL string, opts ...conn
 			connect.WithSchema(imagesMethods.ByName("Prune")),
 			connect.WithClientOptions(opts...),
 		),
+		login: connect.NewClient[LoginRegistryRequest, LoginRegistryResponse](
+			httpClient,
+			baseURL+ImagesLoginProcedure,
+			connect.WithSchema(imagesMethods.ByName("Login")),
+			connect.WithClientOptions(opts...),
+		),
+		logins: connect.NewClient[ListLoginsRequest, ListLoginsResponse](
+			httpClient,
+			baseURL+ImagesLoginsProcedure,
+			connect.WithSchema(imagesMethods.ByName("Logins")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		logout: connect.NewClient[LogoutRegistryRequest, LogoutRegistryResponse](
+			httpClient,
+			baseURL+ImagesLogoutProcedure,
+			connect.WithSchema(imagesMethods.ByName("Logout")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -110,6 +143,9 @@ type imagesClient struct {
 	get    *connect.Client[GetImageRequest, GetImageResponse]
 	remove *connect.Client[RemoveImageRequest, RemoveImageResponse]
 	prune  *connect.Client[PruneImagesRequest, PruneImagesResponse]
+	login  *connect.Client[LoginRegistryRequest, LoginRegistryResponse]
+	logins *connect.Client[ListLoginsRequest, ListLoginsResponse]
+	logout *connect.Client[LogoutRegistryRequest, LogoutRegistryResponse]
 }
 
 // Pull calls cove.v1.Images.Pull.
@@ -137,6 +173,21 @@ func (c *imagesClient) Prune(ctx context.Context, req *connect.Request[PruneImag
 	return c.prune.CallUnary(ctx, req)
 }
 
+// Login calls cove.v1.Images.Login.
+func (c *imagesClient) Login(ctx context.Context, req *connect.Request[LoginRegistryRequest]) (*connect.Response[LoginRegistryResponse], error) {
+	return c.login.CallUnary(ctx, req)
+}
+
+// Logins calls cove.v1.Images.Logins.
+func (c *imagesClient) Logins(ctx context.Context, req *connect.Request[ListLoginsRequest]) (*connect.Response[ListLoginsResponse], error) {
+	return c.logins.CallUnary(ctx, req)
+}
+
+// Logout calls cove.v1.Images.Logout.
+func (c *imagesClient) Logout(ctx context.Context, req *connect.Request[LogoutRegistryRequest]) (*connect.Response[LogoutRegistryResponse], error) {
+	return c.logout.CallUnary(ctx, req)
+}
+
 // ImagesHandler is an implementation of the cove.v1.Images service.
 type ImagesHandler interface {
 	// Pull fetches a reference from its registry and streams progress; the last
@@ -148,6 +199,14 @@ type ImagesHandler interface {
 	Remove(context.Context, *connect.Request[RemoveImageRequest]) (*connect.Response[RemoveImageResponse], error)
 	// Prune removes content nothing refers to.
 	Prune(context.Context, *connect.Request[PruneImagesRequest]) (*connect.Response[PruneImagesResponse], error)
+	// Login keeps who the tenant is to a registry, sealed, for pulls that name no
+	// credentials; again, it replaces what is there. The first pull shows whether
+	// the registry takes them.
+	Login(context.Context, *connect.Request[LoginRegistryRequest]) (*connect.Response[LoginRegistryResponse], error)
+	// Logins lists the registries that the tenant has credentials for. No call
+	// returns a password.
+	Logins(context.Context, *connect.Request[ListLoginsRequest]) (*connect.Response[ListLoginsResponse], error)
+	Logout(context.Context, *connect.Request[LogoutRegistryRequest]) (*connect.Response[LogoutRegistryResponse], error)
 }
 
 // NewImagesHandler builds an HTTP handler from the service implementation. It returns the path on
@@ -189,6 +248,25 @@ func NewImagesHandler(svc ImagesHandler, opts ...connect.HandlerOption) (string,
 		connect.WithSchema(imagesMethods.ByName("Prune")),
 		connect.WithHandlerOptions(opts...),
 	)
+	imagesLoginHandler := connect.NewUnaryHandler(
+		ImagesLoginProcedure,
+		svc.Login,
+		connect.WithSchema(imagesMethods.ByName("Login")),
+		connect.WithHandlerOptions(opts...),
+	)
+	imagesLoginsHandler := connect.NewUnaryHandler(
+		ImagesLoginsProcedure,
+		svc.Logins,
+		connect.WithSchema(imagesMethods.ByName("Logins")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	imagesLogoutHandler := connect.NewUnaryHandler(
+		ImagesLogoutProcedure,
+		svc.Logout,
+		connect.WithSchema(imagesMethods.ByName("Logout")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/cove.v1.Images/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ImagesPullProcedure:
@@ -201,6 +279,12 @@ func NewImagesHandler(svc ImagesHandler, opts ...connect.HandlerOption) (string,
 			imagesRemoveHandler.ServeHTTP(w, r)
 		case ImagesPruneProcedure:
 			imagesPruneHandler.ServeHTTP(w, r)
+		case ImagesLoginProcedure:
+			imagesLoginHandler.ServeHTTP(w, r)
+		case ImagesLoginsProcedure:
+			imagesLoginsHandler.ServeHTTP(w, r)
+		case ImagesLogoutProcedure:
+			imagesLogoutHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -228,4 +312,16 @@ func (UnimplementedImagesHandler) Remove(context.Context, *connect.Request[Remov
 
 func (UnimplementedImagesHandler) Prune(context.Context, *connect.Request[PruneImagesRequest]) (*connect.Response[PruneImagesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.Prune is not implemented"))
+}
+
+func (UnimplementedImagesHandler) Login(context.Context, *connect.Request[LoginRegistryRequest]) (*connect.Response[LoginRegistryResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.Login is not implemented"))
+}
+
+func (UnimplementedImagesHandler) Logins(context.Context, *connect.Request[ListLoginsRequest]) (*connect.Response[ListLoginsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.Logins is not implemented"))
+}
+
+func (UnimplementedImagesHandler) Logout(context.Context, *connect.Request[LogoutRegistryRequest]) (*connect.Response[LogoutRegistryResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.Logout is not implemented"))
 }

@@ -152,9 +152,9 @@ type PullImageRequest struct {
 	Platform  string                 `protobuf:"bytes,2,opt,name=platform,proto3" json:"platform,omitempty"` // default: the node's
 	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`         // default: the reference
 	Shared    bool                   `protobuf:"varint,4,opt,name=shared,proto3" json:"shared,omitempty"`    // the name is for every tenant; needs an installation's admin
-	// Who to be to the registry, for this pull alone. Without them an
-	// installation's admin pulls with the server's own Docker credentials, and
-	// everybody else as nobody.
+	// Who to be to the registry, for this pull alone. Without them it is who the
+	// tenant logged in as (Login); else an installation's admin pulls with the
+	// server's own Docker credentials, and everybody else as nobody.
 	Username      string `protobuf:"bytes,5,opt,name=username,proto3" json:"username,omitempty"`
 	Password      string `protobuf:"bytes,6,opt,name=password,proto3" json:"password,omitempty"` // or a token; kept nowhere
 	unknownFields protoimpl.UnknownFields
@@ -645,6 +645,330 @@ func (x *PruneImagesResponse) GetBytes() int64 {
 	return 0
 }
 
+type RegistryLogin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"` // host, with a port where it is not the usual one
+	Username      string                 `protobuf:"bytes,2,opt,name=username,proto3" json:"username,omitempty"`
+	UpdatedAt     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryLogin) Reset() {
+	*x = RegistryLogin{}
+	mi := &file_cove_v1_image_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryLogin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryLogin) ProtoMessage() {}
+
+func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryLogin.ProtoReflect.Descriptor instead.
+func (*RegistryLogin) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RegistryLogin) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+func (x *RegistryLogin) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *RegistryLogin) GetUpdatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UpdatedAt
+	}
+	return nil
+}
+
+type LoginRegistryRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"` // ghcr.io, registry.lan:5000; docker.io is Docker's
+	Username      string                 `protobuf:"bytes,2,opt,name=username,proto3" json:"username,omitempty"`
+	Password      string                 `protobuf:"bytes,3,opt,name=password,proto3" json:"password,omitempty"` // or a token
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoginRegistryRequest) Reset() {
+	*x = LoginRegistryRequest{}
+	mi := &file_cove_v1_image_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoginRegistryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoginRegistryRequest) ProtoMessage() {}
+
+func (x *LoginRegistryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoginRegistryRequest.ProtoReflect.Descriptor instead.
+func (*LoginRegistryRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *LoginRegistryRequest) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+func (x *LoginRegistryRequest) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *LoginRegistryRequest) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+type LoginRegistryResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Login         *RegistryLogin         `protobuf:"bytes,1,opt,name=login,proto3" json:"login,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoginRegistryResponse) Reset() {
+	*x = LoginRegistryResponse{}
+	mi := &file_cove_v1_image_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoginRegistryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoginRegistryResponse) ProtoMessage() {}
+
+func (x *LoginRegistryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoginRegistryResponse.ProtoReflect.Descriptor instead.
+func (*LoginRegistryResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *LoginRegistryResponse) GetLogin() *RegistryLogin {
+	if x != nil {
+		return x.Login
+	}
+	return nil
+}
+
+type ListLoginsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLoginsRequest) Reset() {
+	*x = ListLoginsRequest{}
+	mi := &file_cove_v1_image_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLoginsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLoginsRequest) ProtoMessage() {}
+
+func (x *ListLoginsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLoginsRequest.ProtoReflect.Descriptor instead.
+func (*ListLoginsRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{14}
+}
+
+type ListLoginsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Logins        []*RegistryLogin       `protobuf:"bytes,1,rep,name=logins,proto3" json:"logins,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLoginsResponse) Reset() {
+	*x = ListLoginsResponse{}
+	mi := &file_cove_v1_image_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLoginsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLoginsResponse) ProtoMessage() {}
+
+func (x *ListLoginsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLoginsResponse.ProtoReflect.Descriptor instead.
+func (*ListLoginsResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListLoginsResponse) GetLogins() []*RegistryLogin {
+	if x != nil {
+		return x.Logins
+	}
+	return nil
+}
+
+type LogoutRegistryRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogoutRegistryRequest) Reset() {
+	*x = LogoutRegistryRequest{}
+	mi := &file_cove_v1_image_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogoutRegistryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogoutRegistryRequest) ProtoMessage() {}
+
+func (x *LogoutRegistryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogoutRegistryRequest.ProtoReflect.Descriptor instead.
+func (*LogoutRegistryRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *LogoutRegistryRequest) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+type LogoutRegistryResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogoutRegistryResponse) Reset() {
+	*x = LogoutRegistryResponse{}
+	mi := &file_cove_v1_image_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogoutRegistryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogoutRegistryResponse) ProtoMessage() {}
+
+func (x *LogoutRegistryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogoutRegistryResponse.ProtoReflect.Descriptor instead.
+func (*LogoutRegistryResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{17}
+}
+
 var File_cove_v1_image_proto protoreflect.FileDescriptor
 
 const file_cove_v1_image_proto_rawDesc = "" +
@@ -666,14 +990,14 @@ const file_cove_v1_image_proto_rawDesc = "" +
 	"entrypoint\x18\n" +
 	" \x03(\tR\n" +
 	"entrypoint\x12\x10\n" +
-	"\x03cmd\x18\v \x03(\tR\x03cmd\"\xb0\x01\n" +
+	"\x03cmd\x18\v \x03(\tR\x03cmd\"\xb5\x01\n" +
 	"\x10PullImageRequest\x12\x1c\n" +
 	"\treference\x18\x01 \x01(\tR\treference\x12\x1a\n" +
 	"\bplatform\x18\x02 \x01(\tR\bplatform\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
 	"\x06shared\x18\x04 \x01(\bR\x06shared\x12\x1a\n" +
-	"\busername\x18\x05 \x01(\tR\busername\x12\x1a\n" +
-	"\bpassword\x18\x06 \x01(\tR\bpassword\"t\n" +
+	"\busername\x18\x05 \x01(\tR\busername\x12\x1f\n" +
+	"\bpassword\x18\x06 \x01(\tB\x03\x80\x01\x01R\bpassword\"t\n" +
 	"\x0ePullImageEvent\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +
@@ -693,13 +1017,33 @@ const file_cove_v1_image_proto_rawDesc = "" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"=\n" +
 	"\x13PruneImagesResponse\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\tR\x03ids\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes2\xd6\x02\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\x82\x01\n" +
+	"\rRegistryLogin\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x1a\n" +
+	"\busername\x18\x02 \x01(\tR\busername\x129\n" +
+	"\n" +
+	"updated_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAt\"o\n" +
+	"\x14LoginRegistryRequest\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x1a\n" +
+	"\busername\x18\x02 \x01(\tR\busername\x12\x1f\n" +
+	"\bpassword\x18\x03 \x01(\tB\x03\x80\x01\x01R\bpassword\"E\n" +
+	"\x15LoginRegistryResponse\x12,\n" +
+	"\x05login\x18\x01 \x01(\v2\x16.cove.v1.RegistryLoginR\x05login\"\x13\n" +
+	"\x11ListLoginsRequest\"D\n" +
+	"\x12ListLoginsResponse\x12.\n" +
+	"\x06logins\x18\x01 \x03(\v2\x16.cove.v1.RegistryLoginR\x06logins\"3\n" +
+	"\x15LogoutRegistryRequest\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\"\x18\n" +
+	"\x16LogoutRegistryResponse2\xb1\x04\n" +
 	"\x06Images\x12<\n" +
 	"\x04Pull\x12\x19.cove.v1.PullImageRequest\x1a\x17.cove.v1.PullImageEvent0\x01\x12D\n" +
 	"\x04List\x12\x1a.cove.v1.ListImagesRequest\x1a\x1b.cove.v1.ListImagesResponse\"\x03\x90\x02\x01\x12?\n" +
 	"\x03Get\x12\x18.cove.v1.GetImageRequest\x1a\x19.cove.v1.GetImageResponse\"\x03\x90\x02\x01\x12C\n" +
 	"\x06Remove\x12\x1b.cove.v1.RemoveImageRequest\x1a\x1c.cove.v1.RemoveImageResponse\x12B\n" +
-	"\x05Prune\x12\x1b.cove.v1.PruneImagesRequest\x1a\x1c.cove.v1.PruneImagesResponseB1Z/github.com/cove-sandbox/cove/api/cove/v1;covev1b\x06proto3"
+	"\x05Prune\x12\x1b.cove.v1.PruneImagesRequest\x1a\x1c.cove.v1.PruneImagesResponse\x12F\n" +
+	"\x05Login\x12\x1d.cove.v1.LoginRegistryRequest\x1a\x1e.cove.v1.LoginRegistryResponse\x12F\n" +
+	"\x06Logins\x12\x1a.cove.v1.ListLoginsRequest\x1a\x1b.cove.v1.ListLoginsResponse\"\x03\x90\x02\x01\x12I\n" +
+	"\x06Logout\x12\x1e.cove.v1.LogoutRegistryRequest\x1a\x1f.cove.v1.LogoutRegistryResponseB1Z/github.com/cove-sandbox/cove/api/cove/v1;covev1b\x06proto3"
 
 var (
 	file_cove_v1_image_proto_rawDescOnce sync.Once
@@ -713,41 +1057,57 @@ func file_cove_v1_image_proto_rawDescGZIP() []byte {
 	return file_cove_v1_image_proto_rawDescData
 }
 
-var file_cove_v1_image_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_cove_v1_image_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_cove_v1_image_proto_goTypes = []any{
-	(*Image)(nil),                 // 0: cove.v1.Image
-	(*PullImageRequest)(nil),      // 1: cove.v1.PullImageRequest
-	(*PullImageEvent)(nil),        // 2: cove.v1.PullImageEvent
-	(*ListImagesRequest)(nil),     // 3: cove.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),    // 4: cove.v1.ListImagesResponse
-	(*GetImageRequest)(nil),       // 5: cove.v1.GetImageRequest
-	(*GetImageResponse)(nil),      // 6: cove.v1.GetImageResponse
-	(*RemoveImageRequest)(nil),    // 7: cove.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),   // 8: cove.v1.RemoveImageResponse
-	(*PruneImagesRequest)(nil),    // 9: cove.v1.PruneImagesRequest
-	(*PruneImagesResponse)(nil),   // 10: cove.v1.PruneImagesResponse
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(*Image)(nil),                  // 0: cove.v1.Image
+	(*PullImageRequest)(nil),       // 1: cove.v1.PullImageRequest
+	(*PullImageEvent)(nil),         // 2: cove.v1.PullImageEvent
+	(*ListImagesRequest)(nil),      // 3: cove.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),     // 4: cove.v1.ListImagesResponse
+	(*GetImageRequest)(nil),        // 5: cove.v1.GetImageRequest
+	(*GetImageResponse)(nil),       // 6: cove.v1.GetImageResponse
+	(*RemoveImageRequest)(nil),     // 7: cove.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),    // 8: cove.v1.RemoveImageResponse
+	(*PruneImagesRequest)(nil),     // 9: cove.v1.PruneImagesRequest
+	(*PruneImagesResponse)(nil),    // 10: cove.v1.PruneImagesResponse
+	(*RegistryLogin)(nil),          // 11: cove.v1.RegistryLogin
+	(*LoginRegistryRequest)(nil),   // 12: cove.v1.LoginRegistryRequest
+	(*LoginRegistryResponse)(nil),  // 13: cove.v1.LoginRegistryResponse
+	(*ListLoginsRequest)(nil),      // 14: cove.v1.ListLoginsRequest
+	(*ListLoginsResponse)(nil),     // 15: cove.v1.ListLoginsResponse
+	(*LogoutRegistryRequest)(nil),  // 16: cove.v1.LogoutRegistryRequest
+	(*LogoutRegistryResponse)(nil), // 17: cove.v1.LogoutRegistryResponse
+	(*timestamppb.Timestamp)(nil),  // 18: google.protobuf.Timestamp
 }
 var file_cove_v1_image_proto_depIdxs = []int32{
-	11, // 0: cove.v1.Image.created_at:type_name -> google.protobuf.Timestamp
+	18, // 0: cove.v1.Image.created_at:type_name -> google.protobuf.Timestamp
 	0,  // 1: cove.v1.PullImageEvent.image:type_name -> cove.v1.Image
 	0,  // 2: cove.v1.ListImagesResponse.images:type_name -> cove.v1.Image
 	0,  // 3: cove.v1.GetImageResponse.image:type_name -> cove.v1.Image
-	1,  // 4: cove.v1.Images.Pull:input_type -> cove.v1.PullImageRequest
-	3,  // 5: cove.v1.Images.List:input_type -> cove.v1.ListImagesRequest
-	5,  // 6: cove.v1.Images.Get:input_type -> cove.v1.GetImageRequest
-	7,  // 7: cove.v1.Images.Remove:input_type -> cove.v1.RemoveImageRequest
-	9,  // 8: cove.v1.Images.Prune:input_type -> cove.v1.PruneImagesRequest
-	2,  // 9: cove.v1.Images.Pull:output_type -> cove.v1.PullImageEvent
-	4,  // 10: cove.v1.Images.List:output_type -> cove.v1.ListImagesResponse
-	6,  // 11: cove.v1.Images.Get:output_type -> cove.v1.GetImageResponse
-	8,  // 12: cove.v1.Images.Remove:output_type -> cove.v1.RemoveImageResponse
-	10, // 13: cove.v1.Images.Prune:output_type -> cove.v1.PruneImagesResponse
-	9,  // [9:14] is the sub-list for method output_type
-	4,  // [4:9] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	18, // 4: cove.v1.RegistryLogin.updated_at:type_name -> google.protobuf.Timestamp
+	11, // 5: cove.v1.LoginRegistryResponse.login:type_name -> cove.v1.RegistryLogin
+	11, // 6: cove.v1.ListLoginsResponse.logins:type_name -> cove.v1.RegistryLogin
+	1,  // 7: cove.v1.Images.Pull:input_type -> cove.v1.PullImageRequest
+	3,  // 8: cove.v1.Images.List:input_type -> cove.v1.ListImagesRequest
+	5,  // 9: cove.v1.Images.Get:input_type -> cove.v1.GetImageRequest
+	7,  // 10: cove.v1.Images.Remove:input_type -> cove.v1.RemoveImageRequest
+	9,  // 11: cove.v1.Images.Prune:input_type -> cove.v1.PruneImagesRequest
+	12, // 12: cove.v1.Images.Login:input_type -> cove.v1.LoginRegistryRequest
+	14, // 13: cove.v1.Images.Logins:input_type -> cove.v1.ListLoginsRequest
+	16, // 14: cove.v1.Images.Logout:input_type -> cove.v1.LogoutRegistryRequest
+	2,  // 15: cove.v1.Images.Pull:output_type -> cove.v1.PullImageEvent
+	4,  // 16: cove.v1.Images.List:output_type -> cove.v1.ListImagesResponse
+	6,  // 17: cove.v1.Images.Get:output_type -> cove.v1.GetImageResponse
+	8,  // 18: cove.v1.Images.Remove:output_type -> cove.v1.RemoveImageResponse
+	10, // 19: cove.v1.Images.Prune:output_type -> cove.v1.PruneImagesResponse
+	13, // 20: cove.v1.Images.Login:output_type -> cove.v1.LoginRegistryResponse
+	15, // 21: cove.v1.Images.Logins:output_type -> cove.v1.ListLoginsResponse
+	17, // 22: cove.v1.Images.Logout:output_type -> cove.v1.LogoutRegistryResponse
+	15, // [15:23] is the sub-list for method output_type
+	7,  // [7:15] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_image_proto_init() }
@@ -761,7 +1121,7 @@ func file_cove_v1_image_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_image_proto_rawDesc), len(file_cove_v1_image_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -37,9 +37,10 @@ type Snapshot struct {
 	Path          string                 `protobuf:"bytes,10,opt,name=path,proto3" json:"path,omitempty"` // of a directory snapshot
 	Node          string                 `protobuf:"bytes,11,opt,name=node,proto3" json:"node,omitempty"`
 	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	Size          int64                  `protobuf:"varint,13,opt,name=size,proto3" json:"size,omitempty"`     // bytes of state
-	Stored        int64                  `protobuf:"varint,14,opt,name=stored,proto3" json:"stored,omitempty"` // bytes it added to the store
-	Build         string                 `protobuf:"bytes,15,opt,name=build,proto3" json:"build,omitempty"`    // what a memory snapshot can be restored with
+	Size          int64                  `protobuf:"varint,13,opt,name=size,proto3" json:"size,omitempty"`                           // bytes of state
+	Stored        int64                  `protobuf:"varint,14,opt,name=stored,proto3" json:"stored,omitempty"`                       // bytes it added to the store
+	Build         string                 `protobuf:"bytes,15,opt,name=build,proto3" json:"build,omitempty"`                          // what a memory snapshot can be restored with
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"` // it is deleted then; unset = never
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -179,6 +180,13 @@ func (x *Snapshot) GetBuild() string {
 	return ""
 }
 
+func (x *Snapshot) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
 type CreateSnapshotRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Sandbox        string                 `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
@@ -188,6 +196,7 @@ type CreateSnapshotRequest struct {
 	Labels         map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Stop           bool                   `protobuf:"varint,6,opt,name=stop,proto3" json:"stop,omitempty"`                                          // end the sandbox with it (killed_by_user), instead of going on
 	IdempotencyKey string                 `protobuf:"bytes,7,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"` // the same key and request give the same snapshot
+	Ttl            *durationpb.Duration   `protobuf:"bytes,8,opt,name=ttl,proto3" json:"ttl,omitempty"`                                             // delete it this long from now, a minute at least; unset = never
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -269,6 +278,13 @@ func (x *CreateSnapshotRequest) GetIdempotencyKey() string {
 		return x.IdempotencyKey
 	}
 	return ""
+}
+
+func (x *CreateSnapshotRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
 }
 
 type CreateSnapshotEvent struct {
@@ -1043,7 +1059,7 @@ var File_cove_v1_snapshot_proto protoreflect.FileDescriptor
 
 const file_cove_v1_snapshot_proto_rawDesc = "" +
 	"\n" +
-	"\x16cove/v1/snapshot.proto\x12\acove.v1\x1a\x15cove/v1/sandbox.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xee\x03\n" +
+	"\x16cove/v1/snapshot.proto\x12\acove.v1\x1a\x15cove/v1/sandbox.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa9\x04\n" +
 	"\bSnapshot\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -1061,10 +1077,12 @@ const file_cove_v1_snapshot_proto_rawDesc = "" +
 	"created_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x12\n" +
 	"\x04size\x18\r \x01(\x03R\x04size\x12\x16\n" +
 	"\x06stored\x18\x0e \x01(\x03R\x06stored\x12\x14\n" +
-	"\x05build\x18\x0f \x01(\tR\x05build\x1a9\n" +
+	"\x05build\x18\x0f \x01(\tR\x05build\x129\n" +
+	"\n" +
+	"expires_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa9\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd6\x02\n" +
 	"\x15CreateSnapshotRequest\x12\x18\n" +
 	"\asandbox\x18\x01 \x01(\tR\asandbox\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
@@ -1072,7 +1090,8 @@ const file_cove_v1_snapshot_proto_rawDesc = "" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12B\n" +
 	"\x06labels\x18\x05 \x03(\v2*.cove.v1.CreateSnapshotRequest.LabelsEntryR\x06labels\x12\x12\n" +
 	"\x04stop\x18\x06 \x01(\bR\x04stop\x12'\n" +
-	"\x0fidempotency_key\x18\a \x01(\tR\x0eidempotencyKey\x1a9\n" +
+	"\x0fidempotency_key\x18\a \x01(\tR\x0eidempotencyKey\x12+\n" +
+	"\x03ttl\x18\b \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd3\x01\n" +
@@ -1182,34 +1201,36 @@ var file_cove_v1_snapshot_proto_depIdxs = []int32{
 	16, // 0: cove.v1.Snapshot.labels:type_name -> cove.v1.Snapshot.LabelsEntry
 	20, // 1: cove.v1.Snapshot.spec:type_name -> cove.v1.SandboxSpec
 	21, // 2: cove.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	17, // 3: cove.v1.CreateSnapshotRequest.labels:type_name -> cove.v1.CreateSnapshotRequest.LabelsEntry
-	0,  // 4: cove.v1.CreateSnapshotEvent.snapshot:type_name -> cove.v1.Snapshot
-	22, // 5: cove.v1.CreateSnapshotEvent.paused:type_name -> google.protobuf.Duration
-	0,  // 6: cove.v1.GetSnapshotResponse.snapshot:type_name -> cove.v1.Snapshot
-	18, // 7: cove.v1.ListSnapshotsRequest.labels:type_name -> cove.v1.ListSnapshotsRequest.LabelsEntry
-	0,  // 8: cove.v1.ListSnapshotsResponse.snapshots:type_name -> cove.v1.Snapshot
-	19, // 9: cove.v1.PruneSnapshotsRequest.keep_labels:type_name -> cove.v1.PruneSnapshotsRequest.KeepLabelsEntry
-	22, // 10: cove.v1.PruneSnapshotsRequest.max_age:type_name -> google.protobuf.Duration
-	11, // 11: cove.v1.PruneSnapshotsResponse.removed:type_name -> cove.v1.PrunedSnapshot
-	1,  // 12: cove.v1.Snapshots.Create:input_type -> cove.v1.CreateSnapshotRequest
-	3,  // 13: cove.v1.Snapshots.Get:input_type -> cove.v1.GetSnapshotRequest
-	5,  // 14: cove.v1.Snapshots.List:input_type -> cove.v1.ListSnapshotsRequest
-	7,  // 15: cove.v1.Snapshots.Delete:input_type -> cove.v1.DeleteSnapshotRequest
-	9,  // 16: cove.v1.Snapshots.Prune:input_type -> cove.v1.PruneSnapshotsRequest
-	12, // 17: cove.v1.Snapshots.Mount:input_type -> cove.v1.MountSnapshotRequest
-	14, // 18: cove.v1.Snapshots.Verify:input_type -> cove.v1.VerifySnapshotRequest
-	2,  // 19: cove.v1.Snapshots.Create:output_type -> cove.v1.CreateSnapshotEvent
-	4,  // 20: cove.v1.Snapshots.Get:output_type -> cove.v1.GetSnapshotResponse
-	6,  // 21: cove.v1.Snapshots.List:output_type -> cove.v1.ListSnapshotsResponse
-	8,  // 22: cove.v1.Snapshots.Delete:output_type -> cove.v1.DeleteSnapshotResponse
-	10, // 23: cove.v1.Snapshots.Prune:output_type -> cove.v1.PruneSnapshotsResponse
-	13, // 24: cove.v1.Snapshots.Mount:output_type -> cove.v1.MountSnapshotResponse
-	15, // 25: cove.v1.Snapshots.Verify:output_type -> cove.v1.VerifySnapshotResponse
-	19, // [19:26] is the sub-list for method output_type
-	12, // [12:19] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	21, // 3: cove.v1.Snapshot.expires_at:type_name -> google.protobuf.Timestamp
+	17, // 4: cove.v1.CreateSnapshotRequest.labels:type_name -> cove.v1.CreateSnapshotRequest.LabelsEntry
+	22, // 5: cove.v1.CreateSnapshotRequest.ttl:type_name -> google.protobuf.Duration
+	0,  // 6: cove.v1.CreateSnapshotEvent.snapshot:type_name -> cove.v1.Snapshot
+	22, // 7: cove.v1.CreateSnapshotEvent.paused:type_name -> google.protobuf.Duration
+	0,  // 8: cove.v1.GetSnapshotResponse.snapshot:type_name -> cove.v1.Snapshot
+	18, // 9: cove.v1.ListSnapshotsRequest.labels:type_name -> cove.v1.ListSnapshotsRequest.LabelsEntry
+	0,  // 10: cove.v1.ListSnapshotsResponse.snapshots:type_name -> cove.v1.Snapshot
+	19, // 11: cove.v1.PruneSnapshotsRequest.keep_labels:type_name -> cove.v1.PruneSnapshotsRequest.KeepLabelsEntry
+	22, // 12: cove.v1.PruneSnapshotsRequest.max_age:type_name -> google.protobuf.Duration
+	11, // 13: cove.v1.PruneSnapshotsResponse.removed:type_name -> cove.v1.PrunedSnapshot
+	1,  // 14: cove.v1.Snapshots.Create:input_type -> cove.v1.CreateSnapshotRequest
+	3,  // 15: cove.v1.Snapshots.Get:input_type -> cove.v1.GetSnapshotRequest
+	5,  // 16: cove.v1.Snapshots.List:input_type -> cove.v1.ListSnapshotsRequest
+	7,  // 17: cove.v1.Snapshots.Delete:input_type -> cove.v1.DeleteSnapshotRequest
+	9,  // 18: cove.v1.Snapshots.Prune:input_type -> cove.v1.PruneSnapshotsRequest
+	12, // 19: cove.v1.Snapshots.Mount:input_type -> cove.v1.MountSnapshotRequest
+	14, // 20: cove.v1.Snapshots.Verify:input_type -> cove.v1.VerifySnapshotRequest
+	2,  // 21: cove.v1.Snapshots.Create:output_type -> cove.v1.CreateSnapshotEvent
+	4,  // 22: cove.v1.Snapshots.Get:output_type -> cove.v1.GetSnapshotResponse
+	6,  // 23: cove.v1.Snapshots.List:output_type -> cove.v1.ListSnapshotsResponse
+	8,  // 24: cove.v1.Snapshots.Delete:output_type -> cove.v1.DeleteSnapshotResponse
+	10, // 25: cove.v1.Snapshots.Prune:output_type -> cove.v1.PruneSnapshotsResponse
+	13, // 26: cove.v1.Snapshots.Mount:output_type -> cove.v1.MountSnapshotResponse
+	15, // 27: cove.v1.Snapshots.Verify:output_type -> cove.v1.VerifySnapshotResponse
+	21, // [21:28] is the sub-list for method output_type
+	14, // [14:21] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_snapshot_proto_init() }

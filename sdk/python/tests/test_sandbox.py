@@ -253,6 +253,18 @@ def test_a_server_that_was_never_there_is_given_up_soon(api: Api) -> None:
     assert sum(api.time.slept) <= 2
 
 
+def test_logins_to_registries(api: Api) -> None:
+    login = {"registry": "ghcr.io", "username": "me", "updatedAt": "2026-03-01T10:00:00Z"}
+    api.server.on("Images/Login", {"login": login})
+    api.server.on("Images/Logins", {"logins": [login]})
+    api.server.on("Images/Logout", {})
+    assert api.client.images.login("ghcr.io", username="me", password="pw").registry == "ghcr.io"
+    assert api.server.sent("Login")[0].message == {"registry": "ghcr.io", "username": "me", "password": "pw"}
+    assert [i.username for i in api.client.images.logins()] == ["me"]
+    api.client.images.logout("ghcr.io")
+    assert api.server.sent("Logout")[0].message == {"registry": "ghcr.io"}
+
+
 def test_images(api: Api) -> None:
     image = {"id": "sha256:1", "names": ["base"], "size": "1000", "platform": "linux/amd64"}
     api.server.on("Images/List", {"images": [image]})

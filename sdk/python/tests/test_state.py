@@ -216,14 +216,15 @@ def test_a_tree_as_deep_as_a_long_run_and_one_that_makes_no_sense() -> None:
 
 def test_a_snapshot_says_what_it_is(api: Api) -> None:
     sb = api.sandbox()
+    made = snapshot_json(name="ready", expiresAt="2026-03-02T10:00:00Z")
     events: list[Any] = [
         {"step": "freeze"},
         {"step": "store", "done": "5", "total": "10"},
-        {"step": "done", "snapshot": snapshot_json(name="ready"), "unchanged": True, "paused": "0.009s"},
+        {"step": "done", "snapshot": made, "unchanged": True, "paused": "0.009s"},
     ]
     api.server.on("Snapshots/Create", Stream(events))
     steps: list[cove.SnapshotProgress] = []
-    snapshot = sb.snapshot(name="ready", labels={"step": "1"}, stop=True, on_progress=steps.append)
+    snapshot = sb.snapshot(name="ready", labels={"step": "1"}, stop=True, ttl=86400, on_progress=steps.append)
     sent = api.server.sent("Create")[0].message
     assert sent.pop("idempotencyKey")
     assert sent == {
@@ -232,11 +233,14 @@ def test_a_snapshot_says_what_it_is(api: Api) -> None:
         "name": "ready",
         "labels": {"step": "1"},
         "stop": True,
+        "ttl": "86400s",
     }
     assert (snapshot.id, snapshot.name, snapshot.kind, snapshot.sandbox) == ("sn1", "ready", "memory", "sb1")
     assert (snapshot.size, snapshot.stored, snapshot.parent) == (6_000_000_000, 5_000_000, "sn0")
     assert (snapshot.unchanged, snapshot.paused) == (True, 0.009)
     assert snapshot.created_at.hour == 10
+    assert snapshot.expires_at is not None
+    assert snapshot.expires_at.day == 2
     assert steps[:2] == [cove.SnapshotProgress("freeze", 0, 0), cove.SnapshotProgress("store", 5, 10)]
     assert len(steps) == 3
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Generic, Optional, Protocol, TypeVar, Union
 from ._connect import decode_base64, encode_base64
 from ._values import Seconds, Size, format_duration, parse_duration, parse_int, parse_size
 from .errors import InvalidArgument
-from .models import End, FileInfo, FileList, Image, Json, ProcessList, SandboxInfo, ServerInfo, Stats
+from .models import End, FileInfo, FileList, Image, Json, ProcessList, RegistryLogin, SandboxInfo, ServerInfo, Stats
 from .network import NetworkLike, NetworkStatus, to_network
 from .replay import RecordLike, Replay, to_record
 
@@ -467,6 +467,25 @@ def get_image(name: str) -> Call[Image]:
 
 def remove_image(name: str) -> Call[None]:
     return Call("Images/Remove", {"name": name}, nothing)
+
+
+def login_registry(registry: str, username: str, password: str) -> Call[RegistryLogin]:
+    def parse(j: Json) -> RegistryLogin:
+        return RegistryLogin.parse(j["login"])
+
+    message = {"registry": registry, "username": username, "password": password}
+    return Call("Images/Login", message, parse, repeatable=True)
+
+
+def list_logins() -> Call[list[RegistryLogin]]:
+    def parse(j: Json) -> list[RegistryLogin]:
+        return [RegistryLogin.parse(i) for i in j.get("logins") or ()]
+
+    return Call("Images/Logins", {}, parse, repeatable=True)
+
+
+def logout_registry(registry: str) -> Call[None]:
+    return Call("Images/Logout", {"registry": registry}, nothing)
 
 
 def server_info() -> Call[ServerInfo]:

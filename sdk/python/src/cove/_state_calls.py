@@ -81,6 +81,7 @@ def new_snapshot(
     name: Optional[str],
     labels: Optional[Mapping[str, str]],
     stop: bool,
+    ttl: Optional[Seconds],
 ) -> dict[str, Any]:
     """The message of Snapshots/Create, which is a stream."""
     kind = "directory" if path is not None else "memory" if memory else "filesystem"
@@ -93,6 +94,8 @@ def new_snapshot(
         message["labels"] = strings("labels", labels)
     if stop:
         message["stop"] = True
+    if ttl is not None:
+        message["ttl"] = format_duration("ttl", ttl)
     return message
 
 

@@ -24,7 +24,7 @@ from ._retry import Clock
 from ._values import parse_int
 from ._wire import AsyncHttpxWire, AsyncReply, AsyncWire, HttpxWire, Reply, Request, Wire, behind_proxy
 from .errors import CoveError, NotFound, TransportError
-from .models import Image, Json, PullProgress, ServerInfo
+from .models import Image, Json, PullProgress, RegistryLogin, ServerInfo
 
 T = TypeVar("T")
 
@@ -177,7 +177,7 @@ class Images:
         password: Optional[str] = None,
         on_progress: Optional[Callable[[PullProgress], None]] = None,
     ) -> Image:
-        """Fetch an image from its registry, as a user of it or as nobody."""
+        """Fetch an image from its registry, as a user of it, else as the tenant's login there."""
         message = _pull_message(reference, platform, name, username, password)
 
         def attempt() -> Image:
@@ -186,6 +186,18 @@ class Images:
             return pull.result()
 
         return self._client.retrying(attempt, repeatable=True, server_retries=True)
+
+    def login(self, registry: str, *, username: str, password: str) -> RegistryLogin:
+        """Keep who the tenant is to a registry, for pulls that name no credentials; again, it replaces them."""
+        return self._client.call(_calls.login_registry(registry, username, password))
+
+    def logins(self) -> builtins.list[RegistryLogin]:
+        """The registries that the tenant has credentials for."""
+        return self._client.call(_calls.list_logins())
+
+    def logout(self, registry: str) -> None:
+        """Forget the credentials of a registry."""
+        self._client.call(_calls.logout_registry(registry))
 
     def import_(
         self,
@@ -353,7 +365,7 @@ class AsyncImages:
         password: Optional[str] = None,
         on_progress: Optional[Callable[[PullProgress], None]] = None,
     ) -> Image:
-        """Fetch an image from its registry, as a user of it or as nobody."""
+        """Fetch an image from its registry, as a user of it, else as the tenant's login there."""
         message = _pull_message(reference, platform, name, username, password)
 
         async def attempt() -> Image:
@@ -362,6 +374,18 @@ class AsyncImages:
             return pull.result()
 
         return await self._client.retrying(attempt, repeatable=True, server_retries=True)
+
+    async def login(self, registry: str, *, username: str, password: str) -> RegistryLogin:
+        """Keep who the tenant is to a registry, for pulls that name no credentials; again, it replaces them."""
+        return await self._client.call(_calls.login_registry(registry, username, password))
+
+    async def logins(self) -> builtins.list[RegistryLogin]:
+        """The registries that the tenant has credentials for."""
+        return await self._client.call(_calls.list_logins())
+
+    async def logout(self, registry: str) -> None:
+        """Forget the credentials of a registry."""
+        await self._client.call(_calls.logout_registry(registry))
 
     async def import_(
         self,

@@ -376,6 +376,21 @@ class FileEvent:
 
 
 @dataclass(frozen=True)
+class RegistryLogin:
+    """That the tenant has credentials for a registry, without the password."""
+
+    registry: str
+    username: str
+    updated_at: Optional[datetime]
+
+    @classmethod
+    def parse(cls, j: Json) -> RegistryLogin:
+        return cls(
+            registry=j.get("registry", ""), username=j.get("username", ""), updated_at=parse_time(j.get("updatedAt"))
+        )
+
+
+@dataclass(frozen=True)
 class Image:
     """A root file system, addressed by content."""
 

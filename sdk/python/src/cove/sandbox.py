@@ -313,16 +313,20 @@ class Sandbox(_SandboxState):
         name: Optional[str] = None,
         labels: Optional[Mapping[str, str]] = None,
         stop: bool = False,
+        ttl: Optional[Seconds] = None,
         on_progress: Optional[OnProgress] = None,
     ) -> Snapshot:
         """Freeze what it is; the sandbox stands still for milliseconds and goes on.
 
         memory: processes, memory and files; without it, files alone. path: one
         directory alone, for other sandboxes. name: unique; one in use moves to
-        the new snapshot. stop: end the sandbox with it. It is complete when this
+        the new snapshot. stop: end the sandbox with it. ttl: delete the snapshot
+        after that many seconds, a minute at least. It is complete when this
         returns, and taken once, however often the connection breaks.
         """
-        message = _state_calls.new_snapshot(self.id, memory=memory, path=path, name=name, labels=labels, stop=stop)
+        message = _state_calls.new_snapshot(
+            self.id, memory=memory, path=path, name=name, labels=labels, stop=stop, ttl=ttl
+        )
 
         def attempt() -> tuple[SnapshotInfo, bool, float]:
             taking = Taking(self.id, on_progress)
@@ -675,10 +679,13 @@ class AsyncSandbox(_SandboxState):
         name: Optional[str] = None,
         labels: Optional[Mapping[str, str]] = None,
         stop: bool = False,
+        ttl: Optional[Seconds] = None,
         on_progress: Optional[OnProgress] = None,
     ) -> AsyncSnapshot:
         """Freeze what it is; see Sandbox.snapshot. on_progress may be a coroutine function."""
-        message = _state_calls.new_snapshot(self.id, memory=memory, path=path, name=name, labels=labels, stop=stop)
+        message = _state_calls.new_snapshot(
+            self.id, memory=memory, path=path, name=name, labels=labels, stop=stop, ttl=ttl
+        )
 
         async def attempt() -> tuple[SnapshotInfo, bool, float]:
             taking = Taking(self.id, on_progress)

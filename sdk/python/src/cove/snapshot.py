@@ -79,6 +79,11 @@ class SnapshotState:
     def created_at(self) -> Optional[datetime]:
         return self.last_info.created_at
 
+    @property
+    def expires_at(self) -> Optional[datetime]:
+        """It is deleted then; None: never."""
+        return self.last_info.expires_at
+
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         return f"<{type(self).__name__} {self.id}{name} {self.kind} {self.size} bytes>"

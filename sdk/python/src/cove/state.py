@@ -15,7 +15,7 @@ from .models import Json, SandboxInfo
 
 @dataclass(frozen=True)
 class SnapshotInfo:
-    """Frozen state with a parent. It does not change and does not expire; only its name can move on."""
+    """Frozen state with a parent. It does not change; only its name can move on."""
 
     id: str
     name: str
@@ -39,6 +39,8 @@ class SnapshotInfo:
     """Bytes it added to the store: what was there already costs nothing."""
     build: str
     """What a memory snapshot can be restored with."""
+    expires_at: Optional[datetime] = None
+    """It is deleted then; None: never."""
 
     @classmethod
     def parse(cls, j: Json) -> SnapshotInfo:
@@ -57,6 +59,7 @@ class SnapshotInfo:
             size=parse_int(j.get("size")),
             stored=parse_int(j.get("stored")),
             build=j.get("build", ""),
+            expires_at=parse_time(j.get("expiresAt")),
         )
 
 
