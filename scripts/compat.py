@@ -98,7 +98,8 @@ def command(suite: str) -> str:
         return f"{clean} PYTHONPATH=/compat/python python3 -m pytest -q -p no:cacheprovider --junitxml=/tmp/r.xml --pyargs psutil.tests >&2; cat /tmp/r.xml"
     if suite in ("go-os", "fsnotify"):
         return f"{clean.replace('/tmp', '/compat/' + suite.removeprefix('go-'))} ./suite -test.v -test.timeout {LIMIT - 30}s"
-    return f"{clean} python3 -m test --timeout {LIMIT // 2} --junit-xml /tmp/r.xml {suite} >&2; cat /tmp/r.xml"
+    # Of UDP-Lite, which gVisor does not have, the tests end the whole module: an error within a thread.
+    return f"{clean} python3 -m test --timeout {LIMIT // 2} --junit-xml /tmp/r.xml -i '*UDPLITE*' {suite} >&2; cat /tmp/r.xml"
 
 
 def beside(line: str) -> list[str]:
