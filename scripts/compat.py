@@ -36,7 +36,7 @@ SUITES = [
 
 # The release is fixed: the tests are CPython's of that release, and the table lists them by name.
 SUITE = "bookworm"
-PACKAGES = "bash,ca-certificates,procps,python3,python3-pytest,libpython3.11-testsuite,sudo,iproute2,strace,gdb,bubblewrap,cron,gcc,libc6-dev"
+PACKAGES = "bash,ca-certificates,procps,python3,python3-pytest,libpython3.11-testsuite,sudo,iproute2,strace,gcc,libc6-dev"
 PSUTIL, FSNOTIFY = "psutil==5.9.8", "github.com/fsnotify/fsnotify@v1.8.0"
 SETUP = 'chroot "$1" useradd --create-home --uid 1000 --user-group --shell /bin/bash user && chmod 0755 "$1/root"'
 

@@ -49,8 +49,8 @@ var suiteEdits = []edit{
 	// ended with EPERM.
 	{
 		file: overlayFS,
-		old: `vfsObj.RenameAt(ctx, creds, &oldpop, &newpop, &opts)`,
-		new: `vfsObj.RenameAt(ctx, fs.creds, &oldpop, &newpop, &opts)`,
+		old:  `vfsObj.RenameAt(ctx, creds, &oldpop, &newpop, &opts)`,
+		new:  `vfsObj.RenameAt(ctx, fs.creds, &oldpop, &newpop, &opts)`,
 	},
 
 	// There is no process of a negative number: ESRCH.
