@@ -39,7 +39,7 @@ GOBUILD := $(GO) build
 
 export DATA LISTEN ALL KEEP
 
-.PHONY: help start stop down restart status install uninstall image build test test-go test-python test-docs race lint bench soak soak-calls soak-ops proto deps test-deps clean FORCE
+.PHONY: help start stop down restart status install uninstall image build test test-go test-python test-docs race lint bench soak soak-calls soak-ops compat proto deps test-deps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,6 +146,10 @@ SOAK_CLIENTS ?= 8
 SOAK_KILL    ?= 25
 soak-ops: build $(VENV)/.test ## random operations while the server is killed (SOAK_SECONDS, SOAK_CLIENTS, SOAK_KILL)
 	@scripts/with-server.sh $(VENV)/bin/python scripts/soak_ops.py --seconds $(SOAK_SECONDS) --clients $(SOAK_CLIENTS) --kill $(SOAK_KILL)
+
+compat: build ## the same suites beside and inside a sandbox; fails on what docs/compatibility.md does not list (COMPAT='test_os psutil')
+	@scripts/deps.sh server
+	@scripts/with-server.sh python3 scripts/compat.py $(COMPAT)
 
 race: $(GVISOR) ## the race detector over what needs no gVisor (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race ./sandbox/... ./cli/... ./wire/... ./server/... ./node/... ./store/... ./runtime/fake/...

@@ -26,7 +26,7 @@ func TestCompatibility(t *testing.T) {
 			section = s
 		}
 		m := row.FindStringSubmatch(line)
-		if m == nil {
+		if m == nil || section == "Suites" { // those are for "make compat"
 			continue
 		}
 		ran++

@@ -11,7 +11,7 @@ type edit struct {
 }
 
 // edits are all of them, by what they are for, in the order they are made.
-var edits = slices.Concat(restoreEdits, callsEdits, carryEdits, insideEdits, meetEdits, netEdits, rootEdits, answerEdits)
+var edits = slices.Concat(restoreEdits, callsEdits, carryEdits, insideEdits, meetEdits, netEdits, rootEdits, answerEdits, suiteEdits)
 
 // restoreEdits make a restore, and a boot, faster.
 var restoreEdits = []edit{
