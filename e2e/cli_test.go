@@ -41,7 +41,7 @@ func TestCLI(t *testing.T) {
 		}
 		cove("exec", "--timeout", "1s", id, "--", "sleep", "1000").want(t, 124)
 		cove("run", "--timeout", "2s", "--", "sleep", "1000").want(t, 124)
-		cove("exec", id, "--", "no-such-program").want(t, 125)
+		cove("exec", id, "--", "no-such-program").want(t, 127)
 		cove("exec", "nosuchsandbox", "--", "true").want(t, 125)
 		cove("run", "bse", "--", "true").want(t, 125)
 		cove("nonsense").want(t, 2)
