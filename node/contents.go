@@ -65,6 +65,8 @@ type contents struct {
 	buildOf map[string]string    // by manifest, as far as it was read; "" of files
 	blobsOf map[string][]snapshot.Blob
 	blobs   int // of blobsOf, in all
+
+	removing []string // directories that unlock removes
 }
 
 // mostBlobs are remembered: 40 bytes each, one per 4 MiB of memory.
@@ -210,7 +212,7 @@ func (c *contents) offer(name, dir string, cp runtime.Checkpoint, held bool) {
 	}
 	close(d.ready)
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if c.plain[name] != nil {
 		d.gone = true
 		c.removeLocked(d)
@@ -242,7 +244,7 @@ func (c *contents) use(ctx context.Context, from sandbox.Content) (dir string, c
 	c.mu.Unlock()
 	release = sync.OnceFunc(func() {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		d.refs--
 		d.used = time.Now()
 		c.removeLocked(d)
@@ -381,7 +383,7 @@ func (c *contents) forgetBlobsLocked(kept map[cas.ID]bool) {
 // drop lets go of a fork's directory.
 func (c *contents) drop(name string) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if d := c.plain[name]; d != nil {
 		delete(c.plain, name)
 		d.gone = true
@@ -426,9 +428,21 @@ func freeOn(dir string) int64 {
 	return int64(st.Bavail) * st.Bsize
 }
 
+// removeLocked has unlock remove a directory that nobody uses any more.
 func (c *contents) removeLocked(d *plainDir) {
 	if d.gone && d.refs == 0 && d.path != "" {
-		_ = os.RemoveAll(d.path) // at the latest the next Open does
+		c.removing = append(c.removing, d.path)
+	}
+}
+
+// unlock lets mu go and then removes what removeLocked named. Done under mu, the
+// disk's time was everybody's who packs or restores.
+func (c *contents) unlock() {
+	paths := c.removing
+	c.removing = nil
+	c.mu.Unlock()
+	for _, p := range paths {
+		_ = os.RemoveAll(p) // at the latest the next Open does
 	}
 }
 
@@ -466,7 +480,7 @@ func (c *contents) collect(ctx context.Context, keep []string) (freed int64, kep
 			c.removeLocked(d)
 		}
 	}
-	c.mu.Unlock()
+	c.unlock()
 	defer func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
