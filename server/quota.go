@@ -173,6 +173,19 @@ func (l *ledger) diskLocked(id string, disk int64) {
 	l.held[id], l.used[h.tenant] = h, used
 }
 
+// growing counts bytes of volumes that are being made, until back is called.
+func (l *ledger) growing(tenant string, more int64) (back func()) {
+	add := func(n int64) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		used := l.used[tenant]
+		used.Disk += n
+		l.used[tenant] = used
+	}
+	add(more)
+	return sync.OnceFunc(func() { add(-more) })
+}
+
 // ended gives back what a sandbox held, once.
 func (l *ledger) ended(id string) {
 	l.mu.Lock()
@@ -309,18 +322,26 @@ func (s *Server) admitSnapshot(ctx context.Context) error {
 	return quota.Snapshot(q, quota.Usage{SnapshotBytes: n})
 }
 
-// admitVolume refuses more bytes of volumes than the tenant may have.
-func (s *Server) admitVolume(ctx context.Context, more int64) error {
+// admitVolume reserves more bytes of volumes, if the tenant may have them; settle
+// once the node has them, or does not. Two that fit alone and not together are
+// not both let through: what is reserved is read before what is there, so one
+// that another has just made is in the one or in the other.
+func (s *Server) admitVolume(ctx context.Context, more int64) (settle func(), err error) {
 	tenant := store.ScopeOf(ctx).Tenant()
 	q, err := s.quotas.of(ctx, tenant)
-	if err != nil || q.Disk == 0 {
-		return err
+	if err != nil || q.Disk == 0 || more <= 0 {
+		return func() {}, err
 	}
+	s.volumeTurn.Lock()
+	defer s.volumeTurn.Unlock()
+	used := s.ledger.usage(tenant)
 	n, err := s.volumeBytes(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	used := s.ledger.usage(tenant)
 	used.Disk += n
-	return quota.Disk(q, used, more)
+	if err := quota.Disk(q, used, more); err != nil {
+		return nil, err
+	}
+	return s.ledger.growing(tenant, more), nil
 }

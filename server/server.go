@@ -127,8 +127,10 @@ type Server struct {
 	quotas quotaBook
 	ledger ledger
 	room   waitingRoom
-	leases leaseBook
-	strays strayBook
+
+	volumeTurn sync.Mutex // one volume is admitted at a time
+	leases     leaseBook
+	strays     strayBook
 
 	handler http.Handler
 }

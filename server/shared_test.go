@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -544,5 +545,31 @@ func TestAuditSurvivesTheStore(t *testing.T) {
 	entries, err := w.store.ListAudit(w.all(), 0, time.Time{}, 100)
 	if err != nil || len(entries) != 3 {
 		t.Errorf("%d entries, %v", len(entries), err)
+	}
+}
+
+// Volumes asked for at once get no more of the quota than one after the other.
+func TestVolumesAtOnceStayInTheQuota(t *testing.T) {
+	s := newShared(t)
+	const size = 64 << 20
+	s.quota("blue", &covev1.Quota{Disk: 3*size + size/2})
+	var wg sync.WaitGroup
+	var made, refused atomic.Int64
+	for i := range 16 {
+		wg.Go(func() {
+			_, err := s.blue.Volumes.Create(t.Context(), connect.NewRequest(&covev1.CreateVolumeRequest{Name: fmt.Sprintf("v%d", i), Size: size}))
+			switch {
+			case err == nil:
+				made.Add(1)
+			case errors.Is(wire.FromConnect(err), sandbox.ErrQuotaExceeded):
+				refused.Add(1)
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if made.Load() != 3 || refused.Load() != 13 {
+		t.Errorf("%d made, %d refused; three fit", made.Load(), refused.Load())
 	}
 }

@@ -73,12 +73,14 @@ func (s volumeService) Create(ctx context.Context, r *connect.Request[covev1.Cre
 		return nil, err
 	}
 	set, err := s.volumes()
-	if err == nil {
-		err = s.admitVolume(ctx, size)
-	}
 	if err != nil {
 		return nil, err
 	}
+	settle, err := s.admitVolume(ctx, size)
+	if err != nil {
+		return nil, err
+	}
+	defer settle()
 	if m.Snapshot == "" {
 		v, err := set.Create(ctx, s.newVolume(m.Name, size, m.Labels))
 		return answer(&covev1.CreateVolumeResponse{Volume: wire.Volume(v)}, err)
@@ -191,12 +193,14 @@ func (s volumeService) Resize(ctx context.Context, r *connect.Request[covev1.Res
 	out := &covev1.ResizeVolumeResponse{}
 	return answer(out, s.withVolume(ctx, "name", r.Msg.Name, func(set VolumeSet) error {
 		old, err := set.Get(ctx, r.Msg.Name)
-		if err == nil {
-			err = s.admitVolume(ctx, r.Msg.Size-old.Size)
-		}
 		if err != nil {
 			return err
 		}
+		settle, err := s.admitVolume(ctx, r.Msg.Size-old.Size)
+		if err != nil {
+			return err
+		}
+		defer settle()
 		v, err := set.Resize(ctx, r.Msg.Name, r.Msg.Size)
 		out.Volume = wire.Volume(v)
 		return err
@@ -215,9 +219,11 @@ func (s volumeService) Clone(ctx context.Context, r *connect.Request[covev1.Clon
 		if err != nil {
 			return err
 		}
-		if err := s.admitVolume(ctx, from.Size); err != nil {
+		settle, err := s.admitVolume(ctx, from.Size)
+		if err != nil {
 			return err
 		}
+		defer settle()
 		to := s.newVolume(m.NewName, from.Size, m.Labels)
 		to.From = from.ID
 		v, err := set.Clone(ctx, m.Name, to)
