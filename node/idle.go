@@ -25,13 +25,6 @@ const inspectTimeout = 10 * time.Second
 func inspect(ctx context.Context, k runtime.Kernel) (inside, error) {
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	// Without a container a guest answers this at once. The list of processes it
-	// holds back until the next container comes, as it does any request that
-	// meets a reset, and after one that died with its node none does.
-	init, err := k.Guest().Init(ctx)
-	if err != nil || init == 0 {
-		return inside{}, err
-	}
 	procs, _, err := k.Guest().Processes(ctx)
 	if sandbox.ClassOf(err) == sandbox.Precondition {
 		return inside{}, nil

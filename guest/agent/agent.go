@@ -322,14 +322,19 @@ func (a *Agent) enter(r wire.Req) error {
 	return nil
 }
 
-// swap says that an episode is being replaced, until over is called.
+// swap says that an episode is being replaced, until over is called, or another
+// swap is over.
 func (a *Agent) swap() (over func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.swapping = true
+	until := a.swapped
 	return func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
+		if a.swapped != until {
+			return
+		}
 		a.swapping = false
 		close(a.swapped)
 		a.swapped = make(chan struct{})
@@ -359,6 +364,10 @@ func (a *Agent) leaveNow() {
 // swapWait bounds how long a request that came amid a reset waits for the next
 // episode, which takes some milliseconds to come.
 const swapWait = 10 * time.Second
+
+// swapGrace is how long after the end of the connection that left an episode the
+// next is still expected: the host may enter on another connection, or be dead.
+const swapGrace = time.Second
 
 // next is the episode being served, or the one that is about to be; other than
 // the one it is not, which was left. A request that came amid a reset is for the

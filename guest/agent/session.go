@@ -212,7 +212,9 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 	case wire.OpPrepare:
 		return s.reply(wire.Res{}, s.agent.prepare(r))
 	case wire.OpLeave:
-		s.agent.swap() // who leaves enters the next, or ends us
+		// Who leaves enters the next, or ends us; who died in between does neither.
+		over := s.agent.swap()
+		context.AfterFunc(s.ctx, func() { time.AfterFunc(swapGrace, over) })
 		s.agent.leave()
 		return s.reply(wire.Res{}, nil)
 	case wire.OpFreeze:
