@@ -35,11 +35,12 @@ type creates struct {
 // creation is one idempotent create; its fields below done are set before done
 // is closed and do not change after.
 type creation struct {
-	hash    string
-	callers int             // who still wait; guarded by creates.mu
-	wanted  context.Context // ends when none does
-	drop    context.CancelFunc
-	done    chan struct{}
+	hash       string
+	callers    int             // who still wait; guarded by creates.mu
+	wanted     context.Context // ends when none does
+	drop       context.CancelFunc
+	leaderLeft func() // by who began it; once
+	done       chan struct{}
 
 	sb        sandbox.Sandbox
 	err       error
@@ -82,13 +83,17 @@ func (c *creates) join(ctx context.Context, key, hash string) (cr *creation, lea
 		c.byKey[key] = cr
 	}
 	cr.callers++
-	context.AfterFunc(ctx, func() {
+	left := sync.OnceFunc(func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if cr.callers--; cr.callers == 0 {
 			cr.drop()
 		}
 	})
+	if lead {
+		cr.leaderLeft = left
+	}
+	context.AfterFunc(ctx, left)
 	return cr, lead
 }
 
@@ -201,6 +206,9 @@ func (s *Server) createOnce(ctx context.Context, spec sandbox.Spec, key string) 
 		sb, took, err = s.create(work, cr.wanted, spec, idem)
 	case errors.Is(err, sandbox.ErrAlreadyExists):
 		err = keyTaken(key)
+	}
+	if ctx.Err() != nil {
+		cr.leaderLeft() // what the context calls may still be on its way
 	}
 	if s.creates.abandon(cr, err) && err == nil && !existed {
 		s.takeBack(sb.ID) // before the key is free: a retry must not be given what is going
