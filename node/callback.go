@@ -99,17 +99,21 @@ func (l *listener) run(b *box, gl *guest.Listener) {
 	defer context.AfterFunc(b.ctx, func() { l.cancel(context.Cause(b.ctx)) })()
 	for {
 		l.serve(gl)
-		for gl = nil; gl == nil; {
+		// At once the first time: code in a kernel that was just restored calls.
+		for pause := time.Duration(0); ; pause = relistenPause {
 			select {
 			case <-l.ctx.Done():
 				return
-			case <-time.After(relistenPause):
+			case <-time.After(pause):
 			}
 			if !l.ours(b) {
 				continue // being replaced
 			}
 			var err error
-			if gl, err = l.open(l.ctx); err != nil && sandbox.ClassOf(err) != sandbox.Unavailable {
+			if gl, err = l.open(l.ctx); err == nil {
+				break
+			}
+			if sandbox.ClassOf(err) != sandbox.Unavailable {
 				l.cancel(err)
 			}
 		}

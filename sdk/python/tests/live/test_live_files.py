@@ -129,9 +129,13 @@ def test_mkdir_move_remove_chmod_chown(sb: Any) -> None:
         sb.files.remove("/tmp/ops/b")
 
 
-def test_a_relative_path_is_refused(sb: Any) -> None:
-    with pytest.raises(cove.InvalidArgument) as caught:
+def test_a_relative_path_is_below_the_working_directory(sb: Any) -> None:
+    sb.files.write("beside", "here")
+    assert sb.exec("cat beside").stdout == "here"
+    with pytest.raises(cove.NotFound):
         sb.files.read("etc/passwd")
+    with pytest.raises(cove.InvalidArgument) as caught:
+        sb.files.read("")
     assert caught.value.field == "path"
 
 
