@@ -60,8 +60,8 @@ var dpkgOptions = []string{
 }
 
 // setup runs with the new root as $1. /work is where examples and agents put what
-// they work on. /root is open to look into: gVisor refuses its attributes to
-// others while it is closed, and "ls -la /" complains. EXTERNALLY-MANAGED goes because a
+// they work on. /root is open to look into: closed, "ls -la /" complained of it to
+// the default user (why was not traced). EXTERNALLY-MANAGED goes because a
 // sandbox is the virtual environment: pip install should just work, for root
 // too, who has none of our environment variables under sudo.
 const setup = `set -e
