@@ -7,8 +7,10 @@ SHELL       := /bin/bash
 
 # Where the server of "make start" keeps its state and listens.
 DATA   ?= $(or $(COVE_DATA),/var/lib/cove)
-# LISTEN=ADDRESS is kept in DATA/cove.toml for the next start; 127.0.0.1:7777 if never given.
+# Both are kept in DATA/cove.toml for the next start. LISTEN is 127.0.0.1:7777 if never given;
+# SERVE_ARGS are flags of "cove serve": SERVE_ARGS='--ssh 127.0.0.1:7722 --queue-wait 5s'.
 LISTEN ?=
+SERVE_ARGS ?=
 # Where "make install" puts it.
 PREFIX ?= /usr/local
 # make stop ALL=1 removes the sandboxes too. KEEP=1 is what is done anyway.
@@ -27,19 +29,25 @@ PROTOC_GEN_GO     := v1.36.11
 PROTOC_GEN_CONNECT := v1.21.0
 PEBBLE            := v2.8.0
 
+# The JavaScript SDK needs node 20, which older distributions do not have.
+NODE := $(shell command -v npm >/dev/null && node -e 'process.exit(+process.versions.node.split(".")[0] >= 20 ? 0 : 1)' 2>/dev/null && echo e2e/e2b/node_modules/.package-lock.json)
+
 # The gVisor that everything is built of: the pinned one with the places changed
 # that cmd/runsc/edits names. Go builds without it, with go.mod alone, work too;
 # only bin/runsc must have it. The same flags everywhere compile it once.
 GVISOR := .cache/gvisor.mod
-override GOFLAGS := $(GOFLAGS) -trimpath '-modfile=$(CURDIR)/$(GVISOR)'
+# And two numbers of Go's runtime, 1.4 MiB of each sandbox (cmd/runsc/edits/overlay.go). Its name
+# has the Go in it: no other is built with it.
+RUNTIME := .cache/runtime-$(subst $() ,,$(subst /,-,$(shell GOFLAGS= $(GO) env GOVERSION GOROOT 2>/dev/null))).json
+override GOFLAGS := $(GOFLAGS) -trimpath '-modfile=$(CURDIR)/$(GVISOR)' '-overlay=$(CURDIR)/$(RUNTIME)'
 export GOFLAGS
 # CGO off: static binaries, and no C compiler needed.
 export CGO_ENABLED := 0
 GOBUILD := $(GO) build
 
-export DATA LISTEN ALL KEEP
+export DATA LISTEN SERVE_ARGS ALL KEEP
 
-.PHONY: help start stop down restart status install uninstall image build test test-go test-python test-docs race lint bench soak soak-calls soak-ops compat proto deps test-deps clean FORCE
+.PHONY: build-compare help start stop down restart status install uninstall image image-test interpreter-image build test test-go test-python test-e2b test-adapters e2b-suite test-docs race lint bench soak soak-calls soak-ops soak-origins soak-tests compat proto deps test-deps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,18 +85,22 @@ bin/cove-sftp: FORCE | $(GVISOR)
 	@mkdir -p bin
 	@$(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/cove-sftp
 
-$(GVISOR): go.mod go.sum $(wildcard cmd/runsc/edits/*.go cmd/runsc/edits/add/*) $(if $(wildcard .cache/gvisor/go.mod),,FORCE)
-	@mkdir -p .cache
+$(GVISOR): go.mod go.sum $(wildcard cmd/runsc/edits/*.go cmd/runsc/edits/add/*) $(if $(wildcard .cache/gvisor/go.mod),,FORCE) | $(RUNTIME)
 	@GOFLAGS= $(GO) mod download gvisor.dev/gvisor
 	@GOFLAGS= $(GO) run ./cmd/runsc/edits "$$(GOFLAGS= $(GO) list -m -f '{{.Dir}}' gvisor.dev/gvisor)" .cache/gvisor
 	@cp go.sum .cache/gvisor.sum
 	@{ cat go.mod; echo 'replace gvisor.dev/gvisor => ./.cache/gvisor'; } >$@.new && mv $@.new $@
 
-# Its version is go.mod's. Linked anew only when that may have changed.
-bin/runsc: $(GVISOR) $(wildcard cmd/runsc/*.go)
+$(RUNTIME): cmd/runsc/edits/overlay.go
+	@mkdir -p .cache
+	@GOFLAGS= $(GO) run ./cmd/runsc/edits -runtime "$$(GOFLAGS= $(GO) env GOROOT)" '$(CURDIR)/$@'
+
+# Its version is go.mod's, and not of the commit: one that has not changed is not
+# linked anew, nor is it another file for kernels that run.
+bin/runsc: FORCE | $(GVISOR)
 	@mkdir -p bin
-	@echo 'building runsc from the pinned gVisor: one to two minutes the first time'
-	@start=$$SECONDS; $(GOBUILD) -ldflags '-s -w' -o $@ ./cmd/runsc && touch $@ && echo "runsc built in $$((SECONDS-start)) s"
+	@[ -e $@ ] || echo 'building runsc from the pinned gVisor: one to two minutes the first time'
+	@start=$$SECONDS; $(GOBUILD) -buildvcs=false -ldflags '-s -w' -o $@ ./cmd/runsc && { ((SECONDS-start < 5)) || echo "runsc built in $$((SECONDS-start)) s"; }
 
 deps: ## install the system packages a server needs (apt; only what is missing)
 	@scripts/deps.sh server
@@ -128,7 +140,16 @@ image: build ## a container image of the server (IMAGE=cove:VERSION; docker, pod
 	@rm -rf .cache/image && $(MAKE) --no-print-directory -s install DESTDIR=$(CURDIR)/.cache/image PREFIX=/usr/local
 	@scripts/image.sh .cache/image $(IMAGE)
 
-test: test-deps build $(TOOLS)/pebble $(VENV)/.test ## everything: unit, integration on real gVisor, Python SDK
+image-test: build ## build the image with buildah and run a sandbox in it (root)
+	@scripts/deps.sh server image
+	@bin/cove image bootstrap --data .cache/base >/dev/null
+	@scripts/image_test.sh
+
+interpreter-image: build ## the template of the code interpreter that the tests start from (.cache/interpreter); "cove code setup" makes it on a server
+	@scripts/deps.sh server
+	@scripts/interpreter.sh
+
+test: test-deps build $(TOOLS)/pebble $(VENV)/.test $(VENV)/.e2b $(NODE) $(VENV)-adapters/.installed ## everything: unit, integration on real gVisor, Python SDK
 	@scripts/test.sh
 
 test-go: test-deps build $(TOOLS)/pebble ## the Go tests alone (PKG=./cli/... for some)
@@ -136,6 +157,36 @@ test-go: test-deps build $(TOOLS)/pebble ## the Go tests alone (PKG=./cli/... fo
 
 test-python: test-deps build $(VENV)/.test ## the Python tests alone, unit and live
 	@scripts/test.sh python
+
+# The published E2B SDKs, pinned.
+$(VENV)/.e2b: $(VENV)/.test e2e/e2b/requirements.txt
+	@echo 'installing the E2B SDK for Python'
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r e2e/e2b/requirements.txt
+	@touch $@
+
+e2e/e2b/node_modules/.package-lock.json: e2e/e2b/package.json e2e/e2b/package-lock.json
+	@echo 'installing the E2B SDK for JavaScript'
+	@cd e2e/e2b && npm ci --silent --no-audit --no-fund
+
+test-e2b: test-deps build $(VENV)/.e2b $(NODE) ## the published E2B SDKs against a real server
+	@scripts/test.sh e2b
+
+# The frameworks that cove.adapters serves, pinned, in an environment of their own.
+$(VENV)-adapters/.installed: $(VENV)/.sdk e2e/adapters/requirements.txt e2e/adapters/requirements-alone.txt
+	@echo 'installing inspect_ai, verifiers, mini-swe-agent, swe-rex, tinker-cookbook and harbor'
+	@python3 -m venv $(VENV)-adapters
+	@$(VENV)-adapters/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8,<1' # pip needs minutes for what they depend on
+	@$(VENV)-adapters/bin/uv pip install --quiet --python $(VENV)-adapters -r e2e/adapters/requirements.txt -e sdk/python
+	@$(VENV)-adapters/bin/uv pip install --quiet --python $(VENV)-adapters --no-deps --python-version 3.12 -r e2e/adapters/requirements-alone.txt
+	@touch $@
+
+test-adapters: test-deps build $(VENV)-adapters/.installed ## the adapters for RL and agent frameworks against a real server
+	@scripts/test.sh adapters
+
+# E2B_SUITE=DIR is a checkout of github.com/e2b-dev/E2B; without it, it is cloned. SUITE='python -k files' for some.
+SUITE ?=
+e2b-suite: test-deps build ## the public test suites of E2B's SDKs, unmodified, against a server in domain mode
+	@scripts/e2b_suite.sh $(SUITE)
 
 test-docs: test-deps build $(VENV)/.test ## the examples of README and docs alone, against a real server
 	@scripts/test.sh docs
@@ -147,12 +198,19 @@ SOAK_KILL    ?= 25
 soak-ops: build $(VENV)/.test ## random operations while the server is killed (SOAK_SECONDS, SOAK_CLIENTS, SOAK_KILL)
 	@scripts/with-server.sh $(VENV)/bin/python scripts/soak_ops.py --seconds $(SOAK_SECONDS) --clients $(SOAK_CLIENTS) --kill $(SOAK_KILL)
 
+# What holds for fresh kernels, over children of one checkpoint and over reused kernels. About 20 minutes.
+soak-origins: test-deps build $(VENV)/.test ## the hostile, crash, metamorphic and soak suites over shared-memory children and reused kernels
+	@scripts/soak_origins.sh
+
+soak-tests: test-deps build $(TOOLS)/pebble ## the Go suites that repeat themselves, with all their repetitions (CI makes some). About 30 minutes
+	@COVE_SOAK=1 PKG='./e2e ./node/agent' scripts/test.sh go
+
 compat: build ## the same suites beside and inside a sandbox; fails on what docs/compatibility.md does not list (COMPAT='test_os psutil')
 	@scripts/deps.sh server
 	@scripts/with-server.sh python3 scripts/compat.py $(COMPAT)
 
-race: $(GVISOR) ## the race detector over what needs no gVisor (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race ./sandbox/... ./cli/... ./wire/... ./server/... ./node/... ./store/... ./runtime/fake/...
+race: test-deps $(GVISOR) ## the race detector over what needs no gVisor (PKG='./server ./cas/...' for some)
+	@scripts/race.sh $(PKG)
 
 lint: $(TOOLS)/staticcheck-$(STATICCHECK) $(GVISOR) ## gofmt, go vet, staticcheck; ruff and mypy where installed
 	@STATICCHECK=$< scripts/lint.sh
@@ -169,14 +227,19 @@ bench: build $(VENV)/.test $(TOOLS)/runsc-plain ## measure; prints a table, keep
 # What a soak of calls makes: SOAK_CALLS='-reads 20000 -execs 2000' for a short one.
 SOAK_CALLS ?= -reads 1000000 -execs 200000
 
+build-compare: test-deps build ## build the test set of Dockerfiles with buildah too, compare, and write e2e/testdata/dockerfiles.json (root)
+	@scripts/deps.sh server image
+	@COVE_BUILDAH=1 $(GO) test ./e2e -run TestImageBuilds -count=1 -v
+
 soak: soak-calls soak-ops ## hours of load: both of these; fails on any hang, loss or leftover
 
 soak-calls: build ## 1,000,000 reads and 200,000 execs; fails on a hang or a call that was lost (SOAK_CALLS='-reads N -execs N')
 	@$(GOBUILD) -o $(TOOLS)/callsoak ./bench/callsoak
 	@scripts/with-server.sh $(TOOLS)/callsoak $(SOAK_CALLS)
 
-proto: $(GVISOR) $(TOOLS)/buf-$(BUF) $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-connect-go ## regenerate api/ from its protos
+proto: $(GVISOR) $(TOOLS)/buf-$(BUF) $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-connect-go ## regenerate api/ and server/e2b/envd/ from their protos
 	@cd api && PATH="$(TOOLS):$$PATH" $(TOOLS)/buf-$(BUF) generate && $(TOOLS)/buf-$(BUF) lint
+	@cd server/e2b/envd && PATH="$(TOOLS):$$PATH" $(TOOLS)/buf-$(BUF) generate --template ../../../api/buf.gen.yaml && $(TOOLS)/buf-$(BUF) lint
 	@$(GO) run ./internal/openapi/generate
 	@echo 'api/ regenerated'
 

@@ -58,10 +58,12 @@ class Raw:
 
 
 def wait_warm(raw: Raw) -> None:
-    """Waits until the pool is full again: filling it is not part of a create."""
+    """Waits until the pools are full again: filling them is not part of a create."""
     for _ in range(2000):
         info = raw.call("System/Info", {})
-        if int(info.get("warmKernels", 0)) >= int(info.get("warmTarget", 1)):
+        if int(info.get("warmKernels", 0)) >= int(info.get("warmTarget", 1)) and int(
+            info.get("heldKernels", 0)
+        ) >= int(info.get("heldTarget", 0)):
             time.sleep(0.15)  # and the blank kernel behind it, and what was just killed
             return
         time.sleep(0.02)

@@ -66,6 +66,7 @@ type forwarder struct {
 	target   *url.URL
 	client   *http.Client
 	asJSON   bool
+	serving  func() // once, when the name is served; nil = nobody asks
 
 	mu    sync.Mutex // guards what follows, and output
 	under map[string]context.CancelFunc
@@ -94,6 +95,9 @@ func (f *forwarder) run(ctx context.Context, m *covev1.ServeCallbacksRequest) er
 			wait = first
 			if !served {
 				fmt.Fprintf(f.Stderr, "%s in %s -> %s\n", where, f.id, f.target)
+				if f.serving != nil {
+					f.serving()
+				}
 			}
 			served, m.Replace = true, false
 		})

@@ -66,6 +66,8 @@ type ServeConfig struct {
 	TLSACMECA       string        // file with the CA of that directory; "" = the system's
 	QueueWait       time.Duration // how long a create waits on a full node
 	AuditRetention  time.Duration
+	RunRetention    time.Duration // how long ended runs are kept; 0 = for ever
+	MaxStepBytes    int64         // of a tenant's steps
 	DefaultTimeout  time.Duration // of sandboxes that say nothing about their end; 0 = never
 
 	Network   string   // of sandboxes that ask for none: none or public
@@ -76,6 +78,10 @@ type ServeConfig struct {
 	// RegistryAllow are registries of the server's own network that may be
 	// pulled from.
 	RegistryAllow []string
+	// ShipDir is below what shipments to directories go; "" = there are none. ShipAllow
+	// are hosts of the own network, or without TLS, that shipments may go to.
+	ShipDir   string
+	ShipAllow []string
 	// EgressRoots is a file of certificates to believe beside the host's where
 	// requests of sandboxes are looked into.
 	EgressRoots string
@@ -198,8 +204,6 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Version:       a.Version,
-		Args:          knownCommand,
-		RunE:          func(cmd *cobra.Command, args []string) error { return cmd.Help() },
 	}
 	root.SetVersionTemplate("cove {{.Version}}\n")
 	root.SetOut(a.Stdout)
@@ -223,6 +227,7 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 		&cobra.Group{ID: "sandbox", Title: "Sandboxes:"},
 		&cobra.Group{ID: "network", Title: "Network:"},
 		&cobra.Group{ID: "state", Title: "Snapshots, templates and volumes:"},
+		&cobra.Group{ID: "rl", Title: "Runs of trainers:"},
 		&cobra.Group{ID: "admin", Title: "Images, keys and tenants:"},
 		&cobra.Group{ID: "server", Title: "This machine:"},
 	)
@@ -232,20 +237,24 @@ Sandbox ids may be shortened to any prefix that only one live sandbox has.`,
 			root.AddCommand(c)
 		}
 	}
-	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
-		a.statsCmd(), a.inspectCmd(), a.resetCmd(), a.timeoutCmd(), a.leaseCmd(), a.rmCmd())
+	add("sandbox", a.createCmd(), a.runCmd(), a.execCmd(), a.codeCmd(), a.cpCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(),
+		a.statsCmd(), a.diffCmd(), a.inspectCmd(), a.resetCmd(), a.batchCmd(), a.timeoutCmd(), a.leaseCmd(), a.rmCmd())
+	add("rl", a.runsCmd(), a.shipCmd(), a.replayCmd(), a.costCmd(), a.gradeCmd(), a.gradesCmd())
 	add("network", a.netCmd(), a.secretCmd(), a.recordingCmd(), a.urlCmd(), a.callbackCmd(), a.portForwardCmd(), a.sshCmd(), a.waitCmd())
 	add("state", a.forkCmd(), a.snapshotCmd(), a.restoreCmd(), a.pauseCmd(), a.resumeCmd(), a.treeCmd(), a.templateCmd(), a.volumeCmd())
 	add("admin", a.imageCmd(), a.registryCmd(), a.keyCmd(), a.tenantCmd(), a.auditCmd())
-	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.infoCmd(), a.versionCmd())
+	add("server", a.serveCmd(), a.doctorCmd(), a.envCmd(), a.e2bCmd(), a.infoCmd(), a.versionCmd())
 	root.AddCommand(a.reapCmd(), a.tourCmd(), a.healthCmd())
 	argErrors(root)
 	return root
 }
 
 // argErrors makes every command's complaint about its arguments a usage error
-// that shows how the command is called.
+// that shows how the command is called. One that only has subcommands knows them.
 func argErrors(cmd *cobra.Command) {
+	if cmd.HasSubCommands() && !cmd.Runnable() {
+		cmd.Args, cmd.RunE = knownCommand, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if err := check(cmd, args); err != nil {

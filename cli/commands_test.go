@@ -4,16 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"log"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/internal/testport"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -161,7 +164,7 @@ func TestRemove(t *testing.T) {
 func TestStatsTimeoutInfo(t *testing.T) {
 	f := newFakeAPI(t)
 	f.addSandbox("abc", nil)
-	f.cove(t, settings{}, "stats").want(t, 0, "ID   CPU TIME  MEMORY  PEAK   DISK  PROCESSES\nabc  1.5s      9MiB    20MiB  1MiB  3\n")
+	f.cove(t, settings{}, "stats").want(t, 0, "ID   CPU TIME  MEMORY  PEAK   DISK  PROCESSES  OOM KILLS\nabc  1.5s      9MiB    20MiB  1MiB  3          0\n")
 	f.cove(t, settings{}, "stats", "abc", "--json").want(t, 0, `[
   {
     "id": "abc",
@@ -220,8 +223,8 @@ func TestImagesAndKeys(t *testing.T) {
 	f.cove(t, settings{}, "key", "rotate", "k1", "--grace", "5m").want(t, 0, "cove_next\n", "old secret is good until")
 	f.cove(t, settings{}, "tenant", "create", "research", "--sandboxes", "5", "--memory", "64GiB").want(t, 0, "t1\n")
 	f.cove(t, settings{}, "tenant", "create", "research", "--memory", "lots").want(t, 2, "", "lots")
-	f.cove(t, settings{}, "tenant", "ls").want(t, 0, "ID  NAME      SANDBOXES  CPU  MEMORY  DISK  SNAPSHOTS  CREATES/S\nt1  research  5          -    64GiB   -     -          -\n")
-	f.cove(t, settings{}, "tenant", "get", "research").want(t, 0, "t1 research\nTHING      USED  QUOTA\nsandboxes  2     5\ncpu        0     -\nmemory     1GiB  64GiB\ndisk       0B    -\nsnapshots  0B    -\ncreates/s  -     -\n")
+	f.cove(t, settings{}, "tenant", "ls").want(t, 0, "ID  NAME      SANDBOXES  CPU  MEMORY  DISK  SNAPSHOTS  IMAGES  CREATES/S\nt1  research  5          -    64GiB   -     -          -       -\n")
+	f.cove(t, settings{}, "tenant", "get", "research").want(t, 0, "t1 research\nTHING      USED  QUOTA\nsandboxes  2     5\ncpu        0     -\nmemory     1GiB  64GiB\ndisk       0B    -\nsnapshots  0B    -\nimages     0B    -\ncreates/s  -     -\n")
 	for flags, want := range map[string]quotaJSON{ // of 5 sandboxes and 64 GiB
 		"--cpu 8":                       {Sandboxes: 5, Memory: 64 << 30, CPU: 8},
 		"--memory none --sandboxes 9":   {Sandboxes: 9},
@@ -260,6 +263,10 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	f.cove(t, settings{}, "sl").want(t, 2, "", `unknown command "sl"`, "did you mean 'cove ls'?")
 	f.cove(t, settings{}, "creat").want(t, 2, "", "did you mean 'cove create'?")
 	f.cove(t, settings{}, "frobnicate").want(t, 2, "", "'cove --help' lists the commands")
+	for _, parent := range []string{"image", "runs", "lease", "e2b", "code", "grades", "recording", "registry"} {
+		f.cove(t, settings{}, parent, "frobnicate").want(t, 2, "", `unknown command "`+parent+` frobnicate"`)
+	}
+	f.cove(t, settings{}, "runs", "shwo", "x").want(t, 2, "", "did you mean 'cove runs show'?")
 	f.cove(t, settings{}, "image", "pul", "x").want(t, 2, "", "did you mean 'cove image pull'?")
 	// Its flags are not what is wrong with a command that is none.
 	f.cove(t, settings{}, "tenant", "set", "ta", "--sandboxes", "9").want(t, 2, "", `unknown command "tenant set"`, "did you mean 'cove tenant set-quota'?")
@@ -268,12 +275,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	f.cove(t, settings{}, "ls", "--nope").want(t, 2, "", "unknown flag: --nope", "usage: cove ls")
 	f.cove(t, settings{}, "--url", "127.0.0.1:7777", "ls").want(t, 2, "", "is not the URL of a server")
 
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dead := "http://" + ln.Addr().String()
-	ln.Close()
+	dead := fmt.Sprint("http://127.0.0.1:", testport.Free(t, "127.0.0.1"))
 	f.cove(t, settings{}, "--url", dead, "ls").want(t, 1, "", "cove: no Cove server at "+dead, "'make start' or 'cove serve'")
 	f.cove(t, settings{}, "--url", dead, "run", "--", "ls").want(t, 125, "", "no Cove server")
 }
@@ -353,6 +355,11 @@ func TestTheLocalServerIsFoundByItsFiles(t *testing.T) {
 	f.cove(t, settings{env: env}, "env").want(t, 0, want)
 	f.cove(t, settings{env: map[string]string{"COVE_KEY": "other"}}, "env", "--data", data).want(t, 0, want)
 	f.cove(t, settings{}, "env", "--data", t.TempDir()).want(t, 2, "", "cannot read")
+	f.cove(t, settings{}, "e2b", "env", "--data", t.TempDir()).want(t, 2, "", "cannot read")
+	f.cove(t, settings{env: env}, "e2b", "env").want(t, 2, "", "not one of Cove's")
+	if got, err := e2bKey("cove_AAEC_w"); err != nil || got != "e2b_000102ff" {
+		t.Errorf("e2bKey = %q, %v", got, err)
+	}
 	f.cove(t, settings{env: map[string]string{"COVE_KEY": "wrong"}}, "--key-file", filepath.Join(data, "key"), "ls", "--json").want(t, 0, "[]\n")
 	if got := shellQuote("a'b"); got != `'a'\''b'` {
 		t.Errorf("shellQuote: %s", got)
@@ -454,6 +461,21 @@ func TestTheServersOwnCommandsGetTheirFlags(t *testing.T) {
 		f.cove(t, settings{deps: deps}, "serve", "--config", file).want(t, 2, "", words)
 	}
 	f.cove(t, settings{deps: deps}, "serve", "--config", "/no/such").want(t, 1, "", "/no/such")
+	// What is given once is kept, and what was there too.
+	write("# mine\nlisten = \"0.0.0.0:80\"\nssh = \":22\"\n")
+	got = ServeConfig{}
+	f.cove(t, settings{deps: deps}, "serve", "--data", filepath.Dir(file), "--save-config", "--listen", ":1", "--dns", "10.0.0.1,10.0.0.2", "--no-base").want(t, 0, "")
+	if content, err := os.ReadFile(file); err != nil || got.Data != "" ||
+		string(content) != "# mine\nlisten = \":1\"\nssh = \":22\"\ndns = \"10.0.0.1,10.0.0.2\"\nno-base = \"true\"\n" {
+		t.Errorf("%s %v %+v", content, err, got)
+	}
+	f.cove(t, settings{deps: deps}, "serve", "--data", filepath.Dir(file)).want(t, 0, "")
+	if got.Listen != ":1" || got.SSH != ":22" || !got.NoBase || !slices.Equal(got.Resolvers, []string{"10.0.0.1", "10.0.0.2"}) {
+		t.Errorf("%+v", got)
+	}
+	f.cove(t, settings{deps: deps}, "serve", "--data", filepath.Dir(file), "--save-config", "--queue-wiat", "5s").want(t, 2, "", "queue-wiat")
+	write("listen = [")
+	f.cove(t, settings{deps: deps}, "serve", "--config", file, "--save-config", "--no-base").want(t, 2, "", "no TOML")
 	f.cove(t, settings{deps: deps}, "image", "bootstrap", "--data", "/d").want(t, 0, "sha256:/d\n")
 	f.cove(t, settings{}, "serve").want(t, 1, "", "not part of this build")
 	f.cove(t, settings{}, "health").want(t, 0, "ok\n")
@@ -461,5 +483,48 @@ func TestTheServersOwnCommandsGetTheirFlags(t *testing.T) {
 	var v versionJSON
 	if err := json.Unmarshal([]byte(f.cove(t, settings{}, "version", "--json").stdout), &v); err != nil || v.Version != "test" || v.Go == "" {
 		t.Errorf("%+v %v", v, err)
+	}
+}
+
+func TestCreateMany(t *testing.T) {
+	f := newFakeAPI(t)
+	c := f.cove(t, settings{}, "create", "--count", "40", "--label", "step=1", "--reuse", "run-7", "--network", "none")
+	ids := strings.Fields(c.stdout)
+	slices.Sort(ids)
+	if c.code != 0 || len(ids) != 40 || len(slices.Compact(ids)) != 40 {
+		t.Errorf("exit %d, %d ids: %s", c.code, len(ids), c.stderr)
+	}
+	keys := map[string]bool{}
+	for _, r := range f.created {
+		keys[r.GetIdempotencyKey()] = true
+		if r.GetSpec().GetLabels()["step"] != "1" || r.GetSpec().GetReuse() != "run-7" {
+			t.Errorf("sent %v", r)
+		}
+	}
+	if len(keys) != 40 {
+		t.Errorf("%d keys for 40 sandboxes", len(keys))
+	}
+	f.cove(t, settings{}, "create", "-n", "0").want(t, 2, "", "--count 0 is not accepted")
+	f.cove(t, settings{}, "create", "-n", "3", "--idempotency-key", "k").want(t, 2, "", "names one sandbox")
+	f.fail["Sandboxes/Create"] = sandbox.InvalidField("spec.image", "no such image")
+	f.cove(t, settings{}, "create", "-n", "300").want(t, 1, "", "no such image")
+}
+
+// A node that is full for a while costs time; one that says no to the rest leaves
+// what was made, and says so.
+func TestCreateManyOnAFullNode(t *testing.T) {
+	f := newFakeAPI(t)
+	var calls atomic.Int64
+	f.onCreate = func() {
+		if calls.Add(1) == 3 {
+			f.mu.Lock()
+			f.fail["Sandboxes/Create"] = sandbox.InvalidField("spec.image", "gone")
+			f.mu.Unlock()
+		}
+	}
+	c := f.cove(t, settings{}, "create", "-n", "300")
+	made := len(strings.Fields(c.stdout))
+	if c.code != 1 || made < 1 || made > 3+createLanes || !strings.Contains(c.stderr, "of 300 sandboxes were made, and are there") || !strings.Contains(c.stderr, "gone") {
+		t.Errorf("exit %d, %d made: %s", c.code, made, c.stderr)
 	}
 }

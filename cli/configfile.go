@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/BurntSushi/toml"
@@ -29,7 +30,7 @@ func applyFile(cmd *cobra.Command, file string) error {
 	}
 	var known []string
 	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
-		if f.Name != "config" && f.Name != "help" {
+		if isOption(f) {
 			known = append(known, f.Name)
 		}
 	})
@@ -58,6 +59,52 @@ func applyFile(cmd *cobra.Command, file string) error {
 		}
 	}
 	return nil
+}
+
+// isOption says that a flag may stand in the file: it does not say where that is.
+func isOption(f *pflag.Flag) bool {
+	return f.Name != "config" && f.Name != "save-config" && f.Name != "help"
+}
+
+// saveFile writes the flags of the command line into a file that applyFile reads.
+// What else is in it stays, comments too. Flags that do not parse never come here,
+// and the whole is read back before it takes the old one's place.
+func saveFile(cmd *cobra.Command, file string) error {
+	old, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	lines := strings.Split(strings.TrimSuffix(string(old), "\n"), "\n")
+	if len(old) == 0 {
+		lines = nil
+	}
+	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if !f.Changed || !isOption(f) || f.Name == "data" { // the file is in it
+			return
+		}
+		text := f.Value.String()
+		if s, ok := f.Value.(pflag.SliceValue); ok {
+			text = strings.Join(s.GetSlice(), ",")
+		}
+		line := fmt.Sprintf("%s = %q", f.Name, text)
+		at := slices.IndexFunc(lines, func(l string) bool {
+			key, _, _ := strings.Cut(l, "=")
+			return strings.TrimSpace(key) == f.Name
+		})
+		if at >= 0 {
+			lines[at] = line
+		} else {
+			lines = append(lines, line)
+		}
+	})
+	content := strings.Join(lines, "\n") + "\n"
+	if _, err := toml.Decode(content, &map[string]any{}); err != nil {
+		return usagef("mend or remove it", "%s is no TOML: %v", file, err)
+	}
+	if err := os.WriteFile(file+".new", []byte(content), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
 }
 
 // optionText is a value as a flag takes it.

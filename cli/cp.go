@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/internal/untar"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -182,6 +183,10 @@ func (c *copier) in(ctx context.Context, local, id, to string) error {
 	return api.Upload(ctx, id, to, c.progress(filepath.Base(local), fi.Size(), f), fi.Size(), c.options(fi.Mode().Perm()&keptBits))
 }
 
+// maxEntries is far above any real tree and bounds what a stream of empty
+// files can do to the file system's inodes.
+const maxEntries = 5_000_000
+
 // keptBits are those of a mode that a copy keeps, in either direction: who may
 // read and execute, but not that others may write. Such bits come from a umask or
 // a shared directory on one side and mean other people on the other.
@@ -195,7 +200,7 @@ func (c *copier) inDir(ctx context.Context, local, id, to string) error {
 	pr, pw := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := mktar(pw, local, c.skipped)
+		err := mktar(pw, local, nil, c.skipped)
 		pw.CloseWithError(err)
 		done <- err
 	}()
@@ -265,10 +270,15 @@ func (c *copier) outDir(ctx context.Context, id, from, local string, content boo
 		return err
 	}
 	defer root.Close()
-	u := &untar{root: root, maxBytes: int64(c.maxSize), maxEntries: maxEntries, skipped: c.skipped}
-	err = u.run(r)
+	err = untar.Extract(ctx, root, r, untar.Options{Bytes: int64(c.maxSize), Entries: maxEntries, Modes: keptBits, Skipped: c.skipped})
 	c.summary()
-	return err
+	if errors.Is(err, sandbox.ErrTooLarge) {
+		return usagef("--max-size allows more", "more than %s from the sandbox", formatSize(int64(c.maxSize)))
+	}
+	if err != nil {
+		return fmt.Errorf("the sandbox's files: %w", err)
+	}
+	return nil
 }
 
 // limit fails a read beyond --max-size: a file may grow while it is sent.

@@ -22,16 +22,24 @@ type specFlags struct {
 	pids        int64
 	timeout     lifetime
 	lease       string
+	reuse       string
 	idle        duration
 	env         keyValues
 	labels      keyValues
 	idem        string
 	onIdle      string
+	onTimeout   string
+	publicPorts bool
+	portHost    string
+	tlsPorts    []int32
 	snapshot    string
 	template    string
 	volumes     volumeMounts
 	net         networkFlags
 	secrets     []string
+
+	deterministic bool
+	seed          int64
 }
 
 // addMachineFlags are those of the machine itself, which a template has too.
@@ -41,7 +49,7 @@ func (a *app) addMachineFlags(cmd *cobra.Command, f *specFlags) {
 	fs.StringVar(&f.image, "image", "", "image name or reference (default base)")
 	_ = cmd.RegisterFlagCompletionFunc("image", a.imageNames)
 	fs.Float64Var(&f.cpu, "cpu", 0, "cores, e.g. 0.5 (server default 1)")
-	fs.Var(&f.memory, "memory", "memory reserved, e.g. 512MiB (server default 512MiB)")
+	fs.Var(&f.memory, "memory", "memory, e.g. 1GiB; reserved if --memory-limit is given too (server default 512MiB)")
 	fs.Var(&f.memoryLimit, "memory-limit", "memory above which the largest process ends with oom (default: --memory)")
 	fs.Var(&f.disk, "disk", "size of the writable layer (server default 10GiB)")
 	fs.Int64Var(&f.pids, "pids", 0, "processes and threads inside (server default 1024)")
@@ -67,11 +75,31 @@ func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
 	fs.Var(&f.idle, "idle-timeout", "end or pause it after this long with no call and no process (default: never)")
 	fs.StringVar(&f.onIdle, "on-idle", "", "what --idle-timeout does: kill (default) or pause")
 	_ = cmd.RegisterFlagCompletionFunc("on-idle", cobra.FixedCompletions([]string{"kill", "pause"}, cobra.ShellCompDirectiveNoFileComp))
+	fs.StringVar(&f.onTimeout, "on-timeout", "", "what --timeout does: kill (default) or pause")
+	_ = cmd.RegisterFlagCompletionFunc("on-timeout", cobra.FixedCompletions([]string{"kill", "pause"}, cobra.ShellCompDirectiveNoFileComp))
+	fs.BoolVar(&f.publicPorts, "public-ports", false, "show every port through the gateway without a token")
+	fs.StringVar(&f.portHost, "port-host", "", "what servers inside are told as Host of requests through the gateway, e.g. 'localhost:${PORT}' (default: what the client said)")
+	fs.Int32SliceVar(&f.tlsPorts, "tls-port", nil, "port whose server speaks TLS itself (repeatable)")
 	fs.StringVar(&f.lease, "lease", "", "end it when this lease is not renewed any more: see cove lease")
+	fs.BoolVar(&f.deterministic, "deterministic", false, "fix what can be fixed: clock, seeds, names, no network; the sandbox says what cannot (not_fixed)")
+	fs.Int64Var(&f.seed, "seed", 0, "of --deterministic: PYTHONHASHSEED, PERL_HASH_SEED and COVE_SEED")
 	fs.StringVar(&f.idem, "idempotency-key", "", "the same key returns the same sandbox, however often it is sent")
 }
 
+// addReuseFlag is of commands that make sandboxes for themselves; a batch resets its own.
+func addReuseFlag(cmd *cobra.Command, f *specFlags) {
+	cmd.Flags().StringVar(&f.reuse, "reuse", "", "trust group whose sandboxes may have one kernel one after another, reset in between; needs --network none (default: a kernel of its own)")
+}
+
 func (f *specFlags) request() *covev1.CreateSandboxRequest {
+	var fixed *covev1.Deterministic
+	if f.deterministic || f.seed != 0 {
+		fixed = &covev1.Deterministic{Seed: f.seed}
+	}
+	var ingress *covev1.Ingress // nil: a fork and a snapshot have that of their source
+	if f.publicPorts || f.portHost != "" || len(f.tlsPorts) > 0 {
+		ingress = &covev1.Ingress{Public: f.publicPorts, Host: f.portHost, Tls: f.tlsPorts}
+	}
 	return &covev1.CreateSandboxRequest{
 		IdempotencyKey: f.idem,
 		Spec: &covev1.SandboxSpec{
@@ -80,8 +108,8 @@ func (f *specFlags) request() *covev1.CreateSandboxRequest {
 				Cpu: f.cpu, Memory: int64(f.memory), MemoryLimit: int64(f.memoryLimit), Disk: int64(f.disk), Pids: f.pids,
 			},
 			Env: f.env.m, Labels: f.labels.m, Timeout: f.timeout.proto(), IdleTimeout: f.idle.proto(),
-			OnIdle: f.onIdle, Snapshot: f.snapshot, Template: f.template, Volumes: f.volumes.list,
-			Network: f.net.network(), Secrets: f.secrets, Lease: f.lease,
+			OnIdle: f.onIdle, OnTimeout: f.onTimeout, Snapshot: f.snapshot, Template: f.template, Volumes: f.volumes.list,
+			Network: f.net.network(), Secrets: f.secrets, Lease: f.lease, Reuse: f.reuse, Ingress: ingress, Deterministic: fixed,
 		},
 	}
 }
@@ -89,11 +117,13 @@ func (f *specFlags) request() *covev1.CreateSandboxRequest {
 func (a *app) createCmd() *cobra.Command {
 	var f specFlags
 	var asJSON bool
+	var count int
 	cmd := &cobra.Command{
 		Use:   "create [IMAGE]",
 		Short: "Create a sandbox and print its id",
 		Example: `  id=$(cove create --memory 1GiB --timeout 1h --label run=7)
   cove create python:3.12 --json
+  cove create --count 256 --label step=12
   cove create --snapshot warm --volume data:/data --idle-timeout 10m --on-idle pause`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.imageNames,
@@ -107,22 +137,31 @@ func (a *app) createCmd() *cobra.Command {
 			if _, err := a.client(); err != nil {
 				return err
 			}
+			if cmd.Flags().Changed("count") {
+				return a.createMany(cmd.Context(), f, count, asJSON)
+			}
 			resp, err := a.createSandbox(cmd.Context(), f.request())
 			if err != nil {
 				return err
 			}
 			if asJSON {
-				j := toSandboxJSON(resp.Msg.GetSandbox())
-				j.Existed, j.NodeTimeS = resp.Msg.GetExisted(), resp.Msg.GetNodeTime().AsDuration().Seconds()
-				return a.printJSON(j)
+				return a.printJSON(createdJSON(resp.Msg))
 			}
 			_, err = fmt.Fprintln(a.Stdout, resp.Msg.GetSandbox().GetId())
 			return err
 		},
 	}
 	a.addSpecFlags(cmd, &f)
+	addReuseFlag(cmd, &f)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandbox as JSON")
+	cmd.Flags().IntVarP(&count, "count", "n", 1, "make so many alike, and print each as it is there")
 	return cmd
+}
+
+func createdJSON(r *covev1.CreateSandboxResponse) sandboxJSON {
+	j := toSandboxJSON(r.GetSandbox())
+	j.Existed, j.NodeTimeS = r.GetExisted(), r.GetNodeTime().AsDuration().Seconds()
+	return j
 }
 
 // createSandbox is the call, with nothing left of it when ctx ends first. A

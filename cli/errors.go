@@ -56,9 +56,9 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 	if errors.As(err, &exit) && exit.Err == nil {
 		return exit.Code
 	}
-	var several failures
-	if errors.As(err, &several) {
-		for _, f := range several {
+	var many failures
+	if errors.As(err, &many) {
+		for _, f := range many {
 			a.complain(f.name+": ", f.err)
 		}
 	} else {
@@ -125,7 +125,7 @@ func (a *app) explain(err error) (msg, hint string) {
 		return "no Cove server at " + a.api.URL(), "start one with 'make start' or 'cove serve', or set COVE_URL"
 	case e.Class == sandbox.Unavailable && a.api != nil && a.wantsTLS():
 		return "the server at " + a.api.URL() + " speaks TLS", "COVE_URL begins with https:// then; COVE_CA names the authority to trust, if the server made its own"
-	case e.Class == sandbox.Unauthenticated:
+	case e.Class == sandbox.Unauthenticated && !strings.HasPrefix(e.Op, "image."): // which is what a registry said
 		c, _ := a.config()
 		hint = "set COVE_KEY, or run as a user who can read " + c.keyPath + "; 'cove key create' makes more keys"
 		if c.withheld != "" {
@@ -186,8 +186,8 @@ func (a *app) wantsTLS() bool {
 	if err == nil {
 		c.Close()
 	}
-	var doubt *tls.CertificateVerificationError
-	return err == nil || errors.As(err, &doubt)
+	var distrust *tls.CertificateVerificationError
+	return err == nil || errors.As(err, &distrust)
 }
 
 // warnf tells the user something on stderr that is not an error.

@@ -34,7 +34,7 @@ type fakeState struct {
 func (f *fakeAPI) handleState(mux *http.ServeMux, opt connect.HandlerOption) {
 	f.content = map[string]string{}
 	mux.Handle(covev1.NewSnapshotsHandler(fakeSnapshots{f}, opt))
-	mux.Handle(covev1.NewTemplatesHandler(fakeTemplates{f}, opt))
+	mux.Handle(covev1.NewTemplatesHandler(fakeTemplates{fakeAPI: f}, opt))
 	mux.Handle(covev1.NewVolumesHandler(fakeVolumes{f}, opt))
 	f.handleRecordings(mux, opt)
 	mux.HandleFunc("GET /v1/snapshots/{id}/tar", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "tar of "+r.PathValue("id")) })
@@ -219,7 +219,10 @@ func (f fakeSnapshots) Verify(ctx context.Context, r *connect.Request[covev1.Ver
 	return connect.NewResponse(&covev1.VerifySnapshotResponse{Bytes: 1 << 20}), nil
 }
 
-type fakeTemplates struct{ *fakeAPI }
+type fakeTemplates struct {
+	covev1.UnimplementedTemplatesHandler
+	*fakeAPI
+}
 
 func (f fakeTemplates) Build(ctx context.Context, r *connect.Request[covev1.BuildTemplateRequest], s *connect.ServerStream[covev1.BuildTemplateEvent]) error {
 	f.note(r.Msg)
@@ -240,6 +243,14 @@ func (f fakeTemplates) Get(ctx context.Context, r *connect.Request[covev1.GetTem
 func (f fakeTemplates) List(ctx context.Context, r *connect.Request[covev1.ListTemplatesRequest]) (*connect.Response[covev1.ListTemplatesResponse], error) {
 	f.note(r.Msg)
 	return connect.NewResponse(&covev1.ListTemplatesResponse{Templates: f.templates}), nil
+}
+func (f fakeTemplates) Tag(ctx context.Context, r *connect.Request[covev1.TagTemplateRequest]) (*connect.Response[covev1.TagTemplateResponse], error) {
+	f.note(r.Msg)
+	return connect.NewResponse(&covev1.TagTemplateResponse{Template: &covev1.Template{Name: "web", Version: 3, Tags: r.Msg.GetTags()}}), nil
+}
+func (f fakeTemplates) Untag(ctx context.Context, r *connect.Request[covev1.UntagTemplateRequest]) (*connect.Response[covev1.UntagTemplateResponse], error) {
+	f.note(r.Msg)
+	return connect.NewResponse(&covev1.UntagTemplateResponse{}), nil
 }
 func (f fakeTemplates) Delete(ctx context.Context, r *connect.Request[covev1.DeleteTemplateRequest]) (*connect.Response[covev1.DeleteTemplateResponse], error) {
 	f.note(r.Msg)

@@ -63,6 +63,8 @@ type fakeAPI struct {
 	answers   map[string]string         // by request
 	all       chan struct{}             // closed when there are as many
 
+	shipments fakeShipments
+
 	fakeState
 }
 
@@ -88,11 +90,12 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.Handle(covev1.NewSandboxesHandler(fakeSandboxes{f}, opt))
 	mux.Handle(covev1.NewProcessesHandler(fakeProcesses{f}, opt))
 	mux.Handle(covev1.NewFilesHandler(fakeFiles{fakeAPI: f}, opt))
-	mux.Handle(covev1.NewImagesHandler(fakeImages{f}, opt))
+	mux.Handle(covev1.NewImagesHandler(fakeImages{fakeAPI: f}, opt))
 	mux.Handle(covev1.NewKeysHandler(fakeKeys{f}, opt))
 	mux.Handle(covev1.NewSystemHandler(fakeSystem{f}, opt))
 	mux.Handle(covev1.NewTenantsHandler(fakeTenants{f: f}, opt))
 	mux.Handle(covev1.NewLeasesHandler(fakeLeases{}, opt))
+	mux.Handle(covev1.NewRunsHandler(fakeRuns{}, opt))
 	mux.Handle(covev1.NewSecretsHandler(fakeSecrets{f}, opt))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/connect", func(w http.ResponseWriter, r *http.Request) {
 		err := f.fail["connect"]
@@ -105,6 +108,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("/v1/sandboxes/{id}/callbacks/{request}/body", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "a body that follows") })
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/callbacks/{request}", f.answered)
 	f.handleState(mux, opt)
+	f.shipments.handle(mux, opt)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/v1/sandboxes/{id}/files", f.bulkFile)
 	mux.HandleFunc("/v1/sandboxes/{id}/tar", f.bulkTar)
@@ -293,6 +297,13 @@ func (f fakeSandboxes) Stats(ctx context.Context, r *connect.Request[covev1.Stat
 	return connect.NewResponse(&covev1.StatsResponse{CpuTime: durationpb.New(1500 * time.Millisecond), Memory: 9 << 20, MemoryPeak: 20 << 20, DiskUsed: 1 << 20, Processes: 3}), nil
 }
 
+func (f fakeSandboxes) Diff(_ context.Context, r *connect.Request[covev1.DiffRequest]) (*connect.Response[covev1.DiffResponse], error) {
+	return connect.NewResponse(&covev1.DiffResponse{Since: r.Msg.Since, Added: 1, Modified: 1, Deleted: 1, Bytes: 3, Changes: []*covev1.FileChanged{
+		{Path: "/a\x1b[31m", Kind: "added", Now: &covev1.FileState{Type: "file", Size: 3, Mode: 0o644}},
+		{Path: "/b", Kind: "modified", What: []string{"mode"}, Before: &covev1.FileState{Type: "dir", Mode: 0o755}, Now: &covev1.FileState{Type: "dir", Mode: 0o700}},
+		{Path: "/c", Kind: "deleted", Before: &covev1.FileState{Type: "symlink", Target: "d"}}}}), nil
+}
+
 type fakeProcesses struct{ *fakeAPI }
 
 func (f fakeProcesses) Start(ctx context.Context, r *connect.Request[covev1.StartProcessRequest], s *connect.ServerStream[covev1.ProcessEvent]) error {
@@ -452,7 +463,10 @@ func (f *fakeAPI) bulkImage(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(out)
 }
 
-type fakeImages struct{ *fakeAPI }
+type fakeImages struct {
+	*fakeAPI
+	covev1.UnimplementedImagesHandler
+}
 
 func (f fakeImages) Login(ctx context.Context, r *connect.Request[covev1.LoginRegistryRequest]) (*connect.Response[covev1.LoginRegistryResponse], error) {
 	f.note(r.Msg)

@@ -133,6 +133,10 @@ func (f *follower) once(ctx context.Context) (end *covev1.ProcessEnd, progress b
 		case *covev1.ProcessEvent_Lost:
 			f.app.warnf("%d bytes of output are no longer held by the server", ev.Lost.GetTo()-ev.Lost.GetFrom())
 			f.offset = max(f.offset, ev.Lost.GetTo())
+		case *covev1.ProcessEvent_Standby:
+			if standby := ev.Standby.GetStandby(); standby != "" {
+				f.app.warnf("the sandbox was paused (%s); the command stands still until 'cove resume %s' or any other call wakes it", standby, f.sandbox)
+			}
 		case *covev1.ProcessEvent_End:
 			return ev.End, true, nil
 		}

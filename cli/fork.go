@@ -128,16 +128,21 @@ func (a *app) restoreCmd() *cobra.Command {
 }
 
 func (a *app) pauseCmd() *cobra.Command {
-	var cold, asJSON bool
+	var cold, ifIdle, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "pause ID...",
 		Short: "Freeze sandboxes: no CPU, and with --cold no memory and no process either",
 		Long: `Freeze sandboxes in memory, or with --cold on disk. Any call that needs a
-paused sandbox wakes it. It stays paused for ever unless something does.`,
+paused sandbox wakes it. It stays paused for ever unless something does. Who
+waits for a process of it is told, and reads on when it wakes.`,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.liveIDs(0),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.eachID(cmd, args, asJSON, func(id string) (*covev1.Sandbox, float64, error) {
-				resp, err := a.api.Sandboxes.Pause(cmd.Context(), connect.NewRequest(&covev1.PauseRequest{Id: id, Cold: cold}))
+				req := &covev1.PauseRequest{Id: id, Cold: cold}
+				if ifIdle {
+					req.IfBusy = "refuse"
+				}
+				resp, err := a.api.Sandboxes.Pause(cmd.Context(), connect.NewRequest(req))
 				if err != nil {
 					return nil, 0, err
 				}
@@ -146,6 +151,7 @@ paused sandbox wakes it. It stays paused for ever unless something does.`,
 		},
 	}
 	cmd.Flags().BoolVar(&cold, "cold", false, "put them on disk: no process, no memory")
+	cmd.Flags().BoolVar(&ifIdle, "if-idle", false, "fail, and name them, if processes started by exec run")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of the sandboxes")
 	return cmd
 }

@@ -18,8 +18,8 @@ import (
 )
 
 func (a *app) imageCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "image", Aliases: []string{"images"}, Short: "Manage images", Args: knownCommand, RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
-	cmd.AddCommand(a.imageLsCmd(), a.imagePullCmd(), a.imageImportCmd(), a.imageInspectCmd(), a.imageRmCmd(), a.imagePruneCmd(), a.imageBootstrapCmd())
+	cmd := &cobra.Command{Use: "image", Aliases: []string{"images"}, Short: "Manage images"}
+	cmd.AddCommand(a.imageLsCmd(), a.imageBuildCmd(), a.imagePullCmd(), a.imagePushCmd(), a.imageImportCmd(), a.imageInspectCmd(), a.imageRmCmd(), a.imagePruneCmd(), a.imageBootstrapCmd())
 	return cmd
 }
 

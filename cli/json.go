@@ -14,34 +14,40 @@ import (
 // breaks arithmetic in jq. Fields are added, never changed.
 
 type sandboxJSON struct {
-	ID          string            `json:"id"`
-	State       string            `json:"state"`
-	Image       string            `json:"image"`
-	ImageID     string            `json:"image_id,omitempty"`
-	Node        string            `json:"node,omitempty"`
-	Episode     int64             `json:"episode"`
-	CPU         float64           `json:"cpu"`
-	Memory      int64             `json:"memory"`
-	MemoryLimit int64             `json:"memory_limit"`
-	Disk        int64             `json:"disk"`
-	Pids        int64             `json:"pids"`
-	Env         map[string]string `json:"env,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
-	TimeoutS    float64           `json:"timeout_s,omitempty"`
-	IdleS       float64           `json:"idle_timeout_s,omitempty"`
-	OnIdle      string            `json:"on_idle,omitempty"`
-	Lease       string            `json:"lease,omitempty"`
-	Snapshot    string            `json:"snapshot,omitempty"`
-	Template    string            `json:"template,omitempty"`
-	Volumes     []mountJSON       `json:"volumes,omitempty"`
-	Network     *networkJSON      `json:"network,omitempty"`
-	Secrets     []string          `json:"secrets,omitempty"`
-	Parent      string            `json:"parent,omitempty"`
-	Ancestors   []string          `json:"ancestors,omitempty"`
-	Standby     string            `json:"standby,omitempty"`
-	CreatedAt   time.Time         `json:"created_at,omitzero"`
-	ExpiresAt   time.Time         `json:"expires_at,omitzero"`
-	End         *endJSON          `json:"end,omitempty"`
+	ID            string             `json:"id"`
+	State         string             `json:"state"`
+	Image         string             `json:"image"`
+	ImageID       string             `json:"image_id,omitempty"`
+	Node          string             `json:"node,omitempty"`
+	Episode       int64              `json:"episode"`
+	CPU           float64            `json:"cpu"`
+	Memory        int64              `json:"memory"`
+	MemoryLimit   int64              `json:"memory_limit"`
+	Disk          int64              `json:"disk"`
+	Pids          int64              `json:"pids"`
+	Env           map[string]string  `json:"env,omitempty"`
+	Labels        map[string]string  `json:"labels,omitempty"`
+	TimeoutS      float64            `json:"timeout_s,omitempty"`
+	IdleS         float64            `json:"idle_timeout_s,omitempty"`
+	OnIdle        string             `json:"on_idle,omitempty"`
+	Lease         string             `json:"lease,omitempty"`
+	Reuse         string             `json:"reuse,omitempty"`
+	Run           string             `json:"run,omitempty"`
+	Group         string             `json:"group,omitempty"`
+	EpisodeName   string             `json:"episode_name,omitempty"`
+	Snapshot      string             `json:"snapshot,omitempty"`
+	Template      string             `json:"template,omitempty"`
+	Volumes       []mountJSON        `json:"volumes,omitempty"`
+	Network       *networkJSON       `json:"network,omitempty"`
+	Secrets       []string           `json:"secrets,omitempty"`
+	Parent        string             `json:"parent,omitempty"`
+	Ancestors     []string           `json:"ancestors,omitempty"`
+	Deterministic *deterministicJSON `json:"deterministic,omitempty"`
+	NotFixed      []string           `json:"not_fixed,omitempty"`
+	Standby       string             `json:"standby,omitempty"`
+	CreatedAt     time.Time          `json:"created_at,omitzero"`
+	ExpiresAt     time.Time          `json:"expires_at,omitzero"`
+	End           *endJSON           `json:"end,omitempty"`
 
 	// Of the call that returned it.
 	Existed   bool    `json:"existed,omitempty"`     // create: the idempotency key had been used
@@ -62,10 +68,23 @@ func toSandboxJSON(s *covev1.Sandbox) sandboxJSON {
 		CPU: r.GetCpu(), Memory: r.GetMemory(), MemoryLimit: r.GetMemoryLimit(), Disk: r.GetDisk(), Pids: r.GetPids(),
 		Env: s.GetSpec().GetEnv(), Labels: s.GetSpec().GetLabels(),
 		TimeoutS: s.GetSpec().GetTimeout().AsDuration().Seconds(), IdleS: s.GetSpec().GetIdleTimeout().AsDuration().Seconds(),
-		OnIdle: s.GetSpec().GetOnIdle(), Lease: s.GetSpec().GetLease(), Snapshot: s.GetSpec().GetSnapshot(), Template: s.GetSpec().GetTemplate(), Volumes: toMountsJSON(s.GetSpec().GetVolumes()),
+		OnIdle: s.GetSpec().GetOnIdle(), Lease: s.GetSpec().GetLease(), Reuse: s.GetSpec().GetReuse(), Run: s.GetSpec().GetRollout().GetRun(), Group: s.GetSpec().GetRollout().GetGroup(), EpisodeName: s.GetSpec().GetRollout().GetEpisode(), Snapshot: s.GetSpec().GetSnapshot(), Template: s.GetSpec().GetTemplate(), Volumes: toMountsJSON(s.GetSpec().GetVolumes()),
+		Deterministic: toDeterministicJSON(s.GetSpec().GetDeterministic()), NotFixed: s.GetNotFixed(),
 		Parent: s.GetParent(), Ancestors: s.GetAncestors(), Standby: s.GetStandby(),
 		CreatedAt: timeOf(s.GetCreatedAt()), ExpiresAt: timeOf(s.GetExpiresAt()), End: toEndJSON(s.GetEnd()),
 	}
+}
+
+type deterministicJSON struct {
+	Clock time.Time `json:"clock"`
+	Seed  int64     `json:"seed"`
+}
+
+func toDeterministicJSON(d *covev1.Deterministic) *deterministicJSON {
+	if d == nil {
+		return nil
+	}
+	return &deterministicJSON{Clock: timeOf(d.GetClock()), Seed: d.GetSeed()}
 }
 
 // stateName is the domain's word: "running".
@@ -153,11 +172,14 @@ type statsJSON struct {
 	DiskUsed   int64   `json:"disk_used"`
 	Processes  int64   `json:"processes"`
 	OOMKills   int64   `json:"oom_kills,omitempty"`
+
+	EgressSent     int64 `json:"egress_sent,omitempty"`
+	EgressReceived int64 `json:"egress_received,omitempty"`
 }
 
 func toStatsJSON(id string, s *covev1.StatsResponse) statsJSON {
 	return statsJSON{ID: id, CPUTimeS: s.GetCpuTime().AsDuration().Seconds(), Memory: s.GetMemory(),
-		MemoryPeak: s.GetMemoryPeak(), DiskUsed: s.GetDiskUsed(), Processes: s.GetProcesses(), OOMKills: s.GetOomKills()}
+		MemoryPeak: s.GetMemoryPeak(), DiskUsed: s.GetDiskUsed(), Processes: s.GetProcesses(), OOMKills: s.GetOomKills(), EgressSent: s.GetEgressSent(), EgressReceived: s.GetEgressReceived()}
 }
 
 type imageJSON struct {
@@ -172,14 +194,34 @@ type imageJSON struct {
 	User       string    `json:"user,omitempty"`
 	Entrypoint []string  `json:"entrypoint,omitempty"`
 	Cmd        []string  `json:"cmd,omitempty"`
+
+	Labels       map[string]string `json:"labels,omitempty"`
+	ExposedPorts []string          `json:"exposed_ports,omitempty"`
 }
 
 func toImageJSON(i *covev1.Image) imageJSON {
 	j := imageJSON{ID: i.GetId(), Names: i.GetNames(), Size: i.GetSize(), Source: i.GetSource(), Platform: i.GetPlatform(),
 		CreatedAt: timeOf(i.GetCreatedAt()), Env: i.GetEnv(), WorkingDir: i.GetWorkingDir(), User: i.GetUser(),
-		Entrypoint: i.GetEntrypoint(), Cmd: i.GetCmd()}
+		Entrypoint: i.GetEntrypoint(), Cmd: i.GetCmd(), Labels: i.GetLabels(), ExposedPorts: i.GetExposedPorts()}
 	if j.Names == nil {
 		j.Names = []string{}
+	}
+	return j
+}
+
+type buildJSON struct {
+	ID     string     `json:"id"`
+	State  string     `json:"state"`
+	Steps  int32      `json:"steps"`
+	Cached int32      `json:"cached"`
+	Image  *imageJSON `json:"image,omitempty"`
+}
+
+func toBuildJSON(b *covev1.ImageBuild) buildJSON {
+	j := buildJSON{ID: b.GetId(), State: b.GetState(), Steps: b.GetSteps(), Cached: b.GetCached()}
+	if b.GetImage() != nil {
+		img := toImageJSON(b.GetImage())
+		j.Image = &img
 	}
 	return j
 }
@@ -222,7 +264,10 @@ type infoJSON struct {
 	Used        capacityJSON `json:"used"`
 	WarmKernels int32        `json:"warm_kernels"`
 	WarmTarget  int32        `json:"warm_target"`
+	HeldKernels int32        `json:"held_kernels"`
+	HeldTarget  int32        `json:"held_target"`
 	LostCalls   int64        `json:"lost_calls"`
+	Full        string       `json:"full,omitempty"`
 	Snapshots   totalsJSON   `json:"snapshots"`
 }
 

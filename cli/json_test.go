@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cove-sandbox/cove/cli/doctor"
+	"github.com/cove-sandbox/cove/wire"
 )
 
 // docs/cli-json.md is the promise: what the code prints and what the page
@@ -24,13 +25,14 @@ func TestTheDocumentedJSONIsTheJSON(t *testing.T) {
 		sections[name] = body
 	}
 	for section, types := range map[string][]any{
-		"sandbox": {sandboxJSON{}, mountJSON{}}, "fork": {forkJSON{}, errorJSON{}}, "snapshot": {snapshotJSON{}}, "deleted": {deletedJSON{}},
+		"sandbox": {sandboxJSON{}, mountJSON{}, deterministicJSON{}}, "fork": {forkJSON{}, errorJSON{}}, "snapshot": {snapshotJSON{}}, "deleted": {deletedJSON{}},
 		"pruned": {prunedJSON{}, prunedSnapshotJSON{}}, "verified": {verifiedJSON{}}, "tree": {treeJSON{}}, "template": {templateJSON{}},
 		"volume": {volumeJSON{}, holderJSON{}}, "file": {fileJSON{}},
-		"network": {networkJSON{}, replayJSON{}, missJSON{}}, "recording": {recordingJSON{}}, "requests": {exchangeJSON{}}, "flow": {flowJSON{}}, "secret": {secretJSON{}}, "lease": {leaseJSON{}},
+		"network": {networkJSON{}, replayJSON{}, missJSON{}}, "recording": {recordingJSON{}}, "requests": {exchangeJSON{}}, "flow": {flowJSON{}}, "secret": {secretJSON{}}, "lease": {leaseJSON{}}, "shipment": {shipmentJSON{}, sinkJSON{}, shipPositionJSON{}, errorJSON{}},
+		"run": {runJSON{}}, "plan": {planJSON{}, planItemJSON{}, errorJSON{}}, "checkpoint": {checkpointJSON{}}, "step": {stepJSON{}, stepOutputJSON{}, stepFilesJSON{}, stepEgressJSON{}}, "diff": {diffJSON{}, changeJSON{}, fileStateJSON{}}, "replayed": {replayedJSON{}, differenceJSON{}, gapJSON{}}, "cost": {costsJSON{}, costJSON{}}, "build": {buildJSON{}}, "grade": {gradeJSON{}, testJSON{}, findingJSON{}},
 		"end": {endJSON{}}, "processes": {psJSON{}, processJSON{}, taskJSON{}}, "executed": {executedJSON{}}, "detached": {detachedJSON{}},
 		"stats": {statsJSON{}}, "image": {imageJSON{}}, "prune": {pruneJSON{}}, "registry": {registryJSON{}}, "key": {keyJSON{}}, "tenant": {tenantJSON{}, quotaJSON{}}, "audit": {auditJSON{}}, "info": {infoJSON{}, capacityJSON{}, totalsJSON{}},
-		"check": {doctor.Result{}}, "version": {versionJSON{}}, "port": {portJSON{}}, "callback": {callbackJSON{}},
+		"check": {doctor.Result{}}, "version": {versionJSON{}}, "port": {portJSON{}}, "callback": {callbackJSON{}}, "code": {codeJSON{}, codeErrorJSON{}}, "context": {wire.CodeContext{}},
 	} {
 		body, ok := sections[section]
 		if !ok {

@@ -14,7 +14,7 @@ import (
 )
 
 func (a *app) keyCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "key", Aliases: []string{"keys"}, Short: "Manage API keys", Args: knownCommand, RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "key", Aliases: []string{"keys"}, Short: "Manage API keys"}
 	cmd.AddCommand(a.keyCreateCmd(), a.keyLsCmd(), a.keyRotateCmd(), a.keyRevokeCmd())
 	return cmd
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -35,7 +36,9 @@ func (a *app) addServeFlags(cmd *cobra.Command, c *ServeConfig) {
 func (a *app) serveCmd() *cobra.Command {
 	var c ServeConfig
 	var config string
+	var save bool
 	life := lifetime{duration: duration(24 * time.Hour)}
+	var stepBytes size
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the server on this machine",
@@ -50,6 +53,9 @@ live on and the next start finds them. A second signal ends it at once.`,
 			if a.Serve == nil {
 				return a.notBuiltIn("serve")
 			}
+			if save {
+				return saveFile(cmd, cmp.Or(config, c.Data+"/cove.toml"))
+			}
 			if config == "" {
 				config = defaultConfig(c.Data)
 			}
@@ -58,7 +64,10 @@ live on and the next start finds them. A second signal ends it at once.`,
 					return err
 				}
 			}
-			c.DefaultTimeout = time.Duration(life.duration)
+			c.DefaultTimeout, c.MaxStepBytes = time.Duration(life.duration), int64(stepBytes)
+			if c.RunRetention < 0 {
+				return usagef("0 keeps them for ever", "--run-retention %s is not accepted", c.RunRetention)
+			}
 			return a.Serve(cmd.Context(), c)
 		},
 	}
@@ -66,6 +75,7 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs := cmd.Flags()
 	fs.StringVar(&config, "config", "", "TOML file with options: every flag by its name; flags here come first (default: DATA/cove.toml, if it is there)")
 	_ = cmd.MarkFlagFilename("config", "toml")
+	fs.BoolVar(&save, "save-config", false, "write the other flags given here to that file, for every later start, and do nothing else")
 	fs.StringVar(&c.Listen, "listen", defaultListen, "address to listen on")
 	fs.StringVar(&c.Node, "node", "", "name of this node (default: the host's)")
 	fs.StringVar(&c.StateKeys, "state-keys", a.Getenv("COVE_STATE_KEYS"), "file with the keys that encrypt snapshots, newest first ($COVE_STATE_KEYS; default: DATA/state.keys, if it is there)")
@@ -78,6 +88,8 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs.DurationVar(&c.QueueWait, "queue-wait", 2*time.Second, "how long a create waits for room on a full node, in turn between tenants; 0 = not at all")
 	fs.Var(&life, "default-timeout", "how long a sandbox lives that was created without a timeout, an idle timeout and a lease; none = until it is killed")
 	fs.DurationVar(&c.AuditRetention, "audit-retention", 90*24*time.Hour, "how long the audit log is kept")
+	fs.DurationVar(&c.RunRetention, "run-retention", 90*24*time.Hour, "how long a run is kept after its end, with its steps and checkpoints; 0 = until somebody removes it")
+	fs.Var(&stepBytes, "max-step-bytes", "bytes that the steps of a tenant's runs may take on disk (default 16GiB)")
 	fs.StringVar(&c.GatewayDomain, "gateway-domain", a.Getenv("COVE_GATEWAY_DOMAIN"), "domain of ports, as http://PORT-SANDBOX.DOMAIN ($COVE_GATEWAY_DOMAIN; https://DOMAIN behind a TLS proxy; default: only /p/SANDBOX/PORT/)")
 	fs.StringVar(&c.SSH, "ssh", a.Getenv("COVE_SSH"), "address of an SSH server for sandboxes, like 127.0.0.1:7722 ($COVE_SSH; default: none)")
 	fs.BoolVar(&c.NoBase, "no-base", false, "do not make the base image when it is missing")
@@ -85,6 +97,8 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs.StringVar(&c.EgressRoots, "egress-roots", "", "file of certificates (PEM) that servers are believed by, beside the host's, where secrets are put into requests")
 	fs.StringVar(&c.SandboxCA, "sandbox-ca", a.Getenv("COVE_SANDBOX_CA"), "file of certificates (PEM) that every sandbox trusts, and the server for image pulls and requests with secrets: for networks that look into TLS ($COVE_SANDBOX_CA)")
 	fs.StringSliceVar(&c.RegistryAllow, "registry-allow", nil, "registry of the own network that may be pulled from: HOST, HOST:PORT or a CIDR (default: none; loopback, private and metadata addresses are refused)")
+	fs.StringVar(&c.ShipDir, "ship-dir", "", "directory below which shipments of root keys may write (default: none may)")
+	fs.StringSliceVar(&c.ShipAllow, "ship-allow", nil, "host of the own network, or without TLS, that shipments may go to: HOST, HOST:PORT or a CIDR (default: none)")
 	fs.StringSliceVar(&c.Resolvers, "dns", nil, "resolvers that names of sandboxes are asked of, ADDRESS[:PORT] (default: those of /etc/resolv.conf)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.BoolVar(&c.LogJSON, "log-json", false, "log as JSON")
@@ -184,6 +198,26 @@ func (a *app) printDoctor(results []doctor.Result) {
 	}
 }
 
+// localServer is how the server of a state directory is reached, whatever is
+// exported already.
+func (a *app) localServer(data string) (c config, err error) {
+	getenv := a.Getenv
+	a.Getenv = func(k string) string {
+		switch k {
+		case "COVE_DATA":
+			return data
+		case "COVE_URL", "COVE_KEY", "COVE_CA":
+			return ""
+		}
+		return getenv(k)
+	}
+	a.toShell = true
+	if c, err = a.config(); err == nil && c.key == "" {
+		err = usagef("start the server with 'make start' or 'cove serve', or run this as the user who did", "cannot read %s", filepath.Join(data, "key"))
+	}
+	return c, err
+}
+
 func (a *app) envCmd() *cobra.Command {
 	var data string
 	var asJSON bool
@@ -193,23 +227,9 @@ func (a *app) envCmd() *cobra.Command {
 		Example: `  eval "$(cove env)"`,
 		Args:    cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			getenv := a.Getenv
-			a.Getenv = func(k string) string {
-				switch k {
-				case "COVE_DATA":
-					return data
-				case "COVE_URL", "COVE_KEY", "COVE_CA":
-					return "" // the local server's own, not what is exported already
-				}
-				return getenv(k)
-			}
-			a.toShell = true
-			c, err := a.config()
+			c, err := a.localServer(data)
 			if err != nil {
 				return err
-			}
-			if c.key == "" {
-				return usagef("start the server with 'make start' or 'cove serve', or run this as the user who did", "cannot read %s", filepath.Join(data, "key"))
 			}
 			if asJSON {
 				env := map[string]string{"COVE_URL": c.url, "COVE_KEY": c.key}
@@ -272,17 +292,23 @@ func (a *app) infoCmd() *cobra.Command {
 			i := resp.Msg
 			if asJSON {
 				return a.printJSON(infoJSON{URL: api.URL(), Version: i.GetVersion(), Runtime: i.GetRuntime(), Total: toCapacityJSON(i.GetTotal()),
-					Used: toCapacityJSON(i.GetUsed()), WarmKernels: i.GetWarmKernels(), WarmTarget: i.GetWarmTarget(), LostCalls: i.GetLostCalls(),
+					Used: toCapacityJSON(i.GetUsed()), WarmKernels: i.GetWarmKernels(), WarmTarget: i.GetWarmTarget(), HeldKernels: i.GetHeldKernels(), HeldTarget: i.GetHeldTarget(), LostCalls: i.GetLostCalls(), Full: i.GetFull(),
 					Snapshots: toTotalsJSON(i.GetSnapshots())})
 			}
 			t := &table{}
 			t.row("server", api.URL()+", "+i.GetVersion()+", "+i.GetRuntime())
 			t.row("sandboxes", fmt.Sprintf("%d of %d", i.GetUsed().GetSandboxes(), i.GetTotal().GetSandboxes()))
-			t.row("cpu", fmt.Sprintf("%g of %g cores", i.GetUsed().GetCpu(), i.GetTotal().GetCpu()))
-			t.row("memory", formatSize(i.GetUsed().GetMemory())+" of "+formatSize(i.GetTotal().GetMemory()))
+			t.row("cpu", fmt.Sprintf("%g cores asked for, %g there", i.GetUsed().GetCpu(), i.GetTotal().GetCpu()))
+			t.row("memory", formatSize(i.GetUsed().GetMemory())+" of "+formatSize(i.GetTotal().GetMemory())+" reserved")
 			t.row("disk", formatSize(i.GetUsed().GetDisk())+" of "+formatSize(i.GetTotal().GetDisk()))
 			t.row("warm kernels", fmt.Sprintf("%d of %d", i.GetWarmKernels(), i.GetWarmTarget()))
+			if i.GetHeldTarget() > 0 || i.GetHeldKernels() > 0 {
+				t.row("restored ahead", fmt.Sprintf("%d of %d", i.GetHeldKernels(), i.GetHeldTarget()))
+			}
 			t.row("snapshots", describeSnapshots(toTotalsJSON(i.GetSnapshots())))
+			if full := i.GetFull(); full != "" {
+				t.row("full", full)
+			}
 			if n := i.GetLostCalls(); n > 0 {
 				t.row("lost calls", fmt.Sprintf("%d, sent again: a fault of Cove's, please report it with the server's log", n))
 			}

@@ -11,8 +11,9 @@ import (
 
 // mktar streams a directory of this machine as a tar of what is below it.
 // Symlinks go as symlinks; owners stay here. What changes while it is read is
-// an error, not a torn file.
-func mktar(w io.Writer, dir string, skipped func(name, why string)) error {
+// an error, not a torn file. leave, if there is one, says what to leave out, of a
+// directory with all that is below it.
+func mktar(w io.Writer, dir string, leave func(name string, d fs.DirEntry) (bool, error), skipped func(name, why string)) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -25,6 +26,18 @@ func mktar(w io.Writer, dir string, skipped func(name, why string)) error {
 		}
 		if name == "." {
 			return nil
+		}
+		if leave != nil {
+			out, err := leave(name, d)
+			if err != nil {
+				return err
+			}
+			if out && d.IsDir() {
+				return fs.SkipDir
+			}
+			if out {
+				return nil
+			}
 		}
 		fi, err := d.Info()
 		if err != nil {

@@ -22,7 +22,7 @@ type networkFlags struct {
 	rules       []sandbox.NetworkRule
 	bandwidth   size
 	connections int32
-	tape        tapeFlags
+	rec         tapeFlags
 }
 
 func (f *networkFlags) add(cmd *cobra.Command) {
@@ -31,14 +31,14 @@ func (f *networkFlags) add(cmd *cobra.Command) {
 	fs.Var(ruleFlag{sandbox.NetworkDeny, &f.rules}, "deny", "do not let it reach TARGET [PROTOCOL] [PORTS], e.g. '* tcp 25' (repeatable)")
 	fs.Var(&f.bandwidth, "bandwidth", "bytes a second in and out of it, e.g. 10MiB (default: no limit)")
 	fs.Int32Var(&f.connections, "connections", 0, "open at a time (server default 1024)")
-	f.tape.add(cmd)
+	f.rec.add(cmd)
 }
 
 // network is nil if nothing was asked for.
 func (f *networkFlags) network() *covev1.Network {
 	n := sandbox.Network{Mode: sandbox.NetworkMode(f.mode), Rules: f.rules,
 		Limits: sandbox.NetworkLimits{BytesPerSecond: int64(f.bandwidth), Connections: int(f.connections)}}
-	f.tape.into(&n)
+	f.rec.into(&n)
 	return wire.Network(n)
 }
 
@@ -64,8 +64,7 @@ func (r ruleFlag) String() string {
 }
 
 func (a *app) netCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "net", Aliases: []string{"network"}, Short: "See and change what a sandbox may reach", Args: knownCommand,
-		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "net", Aliases: []string{"network"}, Short: "See and change what a sandbox may reach"}
 	cmd.AddCommand(a.netSetCmd(), a.netGetCmd(), a.netFlowsCmd())
 	return cmd
 }

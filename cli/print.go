@@ -103,6 +103,13 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
+// printLine prints a value on a line of its own.
+func (a *app) printLine(v any) error {
+	enc := json.NewEncoder(a.Stdout)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
 // terminal is the descriptor of v where v is a terminal.
 func terminal(v any) (fd int, ok bool) {
 	f, ok := v.(*os.File)

@@ -83,12 +83,15 @@ func TestRunEndsWithTheCommandsCodeAndRemovesTheSandbox(t *testing.T) {
 // What the policy refused shows inside as a reset or a name that is not there;
 // it is told behind the output, and never on stdout.
 func TestWhatTheNetworkDeniedIsTold(t *testing.T) {
-	f := newFakeAPI(t)
-	f.addSandbox("abc", nil)
-	end := &covev1.ProcessEnd{End: &covev1.End{Cause: "exited", ExitCode: 7}, EgressDenied: 2, ReplayMissed: 1}
-	f.script = func(ctx context.Context, p *fakeProcess, attach bool, off int64, send send) error {
-		return sendAll(send, startedEvent(p.spec.GetExecId()), outEvent(0, "out"), &covev1.ProcessEvent{Event: &covev1.ProcessEvent_End{End: end}})
+	ending := func(end *covev1.ProcessEnd) *fakeAPI {
+		f := newFakeAPI(t)
+		f.addSandbox("abc", nil)
+		f.script = func(ctx context.Context, p *fakeProcess, attach bool, off int64, send send) error {
+			return sendAll(send, startedEvent(p.spec.GetExecId()), outEvent(0, "out"), &covev1.ProcessEvent{Event: &covev1.ProcessEvent_End{End: end}})
+		}
+		return f
 	}
+	f := ending(&covev1.ProcessEnd{End: &covev1.End{Cause: "exited", ExitCode: 7}, EgressDenied: 2, ReplayMissed: 1})
 	denied, missed := "cove: 2 connections or lookups were denied by the network policy (", "cove: 1 request has no answer on the recording ("
 	for args, want := range map[string]string{
 		"exec abc -- x":     denied + "'cove net flows --denied abc' lists them)\n" + missed + "'cove net get abc' lists them)\n",
@@ -104,8 +107,7 @@ func TestWhatTheNetworkDeniedIsTold(t *testing.T) {
 			t.Errorf("%s: stdout %s", args, got.stdout)
 		}
 	}
-	end.EgressDenied, end.ReplayMissed = 0, 0
-	f.cove(t, settings{}, "exec", "abc", "--", "x").want(t, 7, "out")
+	ending(&covev1.ProcessEnd{End: &covev1.End{Cause: "exited", ExitCode: 7}}).cove(t, settings{}, "exec", "abc", "--", "x").want(t, 7, "out")
 }
 
 func TestExecAsJSON(t *testing.T) {

@@ -42,12 +42,11 @@ func (f *tapeFlags) into(n *sandbox.Network) {
 }
 
 func (a *app) recordingCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "recording", Aliases: []string{"recordings"}, Short: "Manage recordings: HTTP of sandboxes, to be replayed", Args: knownCommand,
+	cmd := &cobra.Command{Use: "recording", Aliases: []string{"recordings"}, Short: "Manage recordings: HTTP of sandboxes, to be replayed",
 		Long: `Recordings hold all HTTP and HTTPS that a sandbox spoke with the outside, so that
 the same episode can be run again with the network off.`,
 		Example: `  cove run --network public --record ep1 -- python3 agent.py
-  cove run --replay ep1 -- python3 agent.py`,
-		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
+  cove run --replay ep1 -- python3 agent.py`}
 	cmd.AddCommand(a.recordingLsCmd(), a.recordingShowCmd(), a.recordingExportCmd(), a.recordingImportCmd(), a.recordingRmCmd())
 	return cmd
 }
@@ -213,7 +212,7 @@ func (a *app) recordingImportCmd() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use: "import FILE|-", Short: "Make a recording of an exported archive and print its id", Args: cobra.ExactArgs(1),
-		Example: "  cove recording import ep1.tape --name ep1",
+		Example: "  cove recording import ep1.recording --name ep1",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			api, err := a.client()
 			if err != nil {

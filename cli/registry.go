@@ -11,8 +11,7 @@ import (
 )
 
 func (a *app) registryCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "registry", Aliases: []string{"registries"}, Short: "Keep credentials of private registries, for pulls of your tenant", Args: knownCommand,
-		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "registry", Aliases: []string{"registries"}, Short: "Keep credentials of private registries, for pulls of your tenant"}
 	cmd.AddCommand(a.registryLoginCmd(), a.registryLsCmd(), a.registryLogoutCmd())
 	return cmd
 }

@@ -60,6 +60,7 @@ sandbox is removed in every case but --keep.`,
 		},
 	}
 	a.addSpecFlags(cmd, &f)
+	addReuseFlag(cmd, &f)
 	addProcessFlags(cmd, &pf)
 	fs := cmd.Flags()
 	fs.SetInterspersed(false)

@@ -329,7 +329,7 @@ func (a *app) statsCmd() *cobra.Command {
 				}
 			}
 			t, out := &table{}, []statsJSON{}
-			t.row("ID", "CPU TIME", "MEMORY", "PEAK", "DISK", "PROCESSES")
+			t.row("ID", "CPU TIME", "MEMORY", "PEAK", "DISK", "PROCESSES", "OOM KILLS")
 			failed := a.forEach(ctx, ids, func(arg string) error {
 				id := arg
 				if len(args) > 0 {
@@ -348,7 +348,7 @@ func (a *app) statsCmd() *cobra.Command {
 				if s.GetMemoryPeak() > 0 {
 					peak = formatSize(s.GetMemoryPeak())
 				}
-				t.row(id, formatDuration(s.GetCpuTime().AsDuration()), formatSize(s.GetMemory()), peak, formatSize(s.GetDiskUsed()), fmt.Sprint(s.GetProcesses()))
+				t.row(id, formatDuration(s.GetCpuTime().AsDuration()), formatSize(s.GetMemory()), peak, formatSize(s.GetDiskUsed()), fmt.Sprint(s.GetProcesses()), fmt.Sprint(s.GetOomKills()))
 				return nil
 			})
 			if asJSON {

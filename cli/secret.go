@@ -18,8 +18,7 @@ import (
 )
 
 func (a *app) secretCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "secret", Aliases: []string{"secrets"}, Short: "Keep values that requests of sandboxes leave with and no sandbox sees", Args: knownCommand,
-		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "secret", Aliases: []string{"secrets"}, Short: "Keep values that requests of sandboxes leave with and no sandbox sees"}
 	cmd.AddCommand(a.secretSetCmd(), a.secretLsCmd(), a.secretRmCmd(), a.secretUseCmd())
 	return cmd
 }

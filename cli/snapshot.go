@@ -16,8 +16,7 @@ import (
 )
 
 func (a *app) snapshotCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "snapshot", Aliases: []string{"snapshots", "snap"}, Short: "Take and manage snapshots", Args: knownCommand,
-		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "snapshot", Aliases: []string{"snapshots", "snap"}, Short: "Take and manage snapshots"}
 	cmd.AddCommand(a.snapshotCreateCmd(), a.snapshotLsCmd(), a.snapshotGetCmd(), a.snapshotRmCmd(), a.snapshotPruneCmd(), a.snapshotMountCmd(),
 		a.snapshotVerifyCmd(), a.snapshotExportCmd())
 	return cmd

@@ -109,6 +109,7 @@ type templateJSON struct {
 	Ref           string            `json:"ref"`
 	Name          string            `json:"name"`
 	Version       int64             `json:"version"`
+	Tags          []string          `json:"tags,omitempty"`
 	Image         string            `json:"image,omitempty"`
 	CPU           float64           `json:"cpu"`
 	Memory        int64             `json:"memory"`
@@ -132,7 +133,7 @@ func templateRef(t *covev1.Template) string { return fmt.Sprintf("%s@%d", t.GetN
 func toTemplateJSON(t *covev1.Template) templateJSON {
 	r := t.GetSpec().GetResources()
 	return templateJSON{
-		Ref: templateRef(t), Name: t.GetName(), Version: t.GetVersion(), Image: t.GetSpec().GetImage(),
+		Ref: templateRef(t), Name: t.GetName(), Version: t.GetVersion(), Tags: t.GetTags(), Image: t.GetSpec().GetImage(),
 		CPU: r.GetCpu(), Memory: r.GetMemory(), MemoryLimit: r.GetMemoryLimit(), Disk: r.GetDisk(), Pids: r.GetPids(),
 		Env: t.GetSpec().GetEnv(), Labels: t.GetSpec().GetLabels(),
 		Start: t.GetStart(), ReadyCommand: t.GetReadyCommand(), ReadyPort: t.GetReadyPort(), ReadyTimeoutS: t.GetReadyTimeout().AsDuration().Seconds(),

@@ -58,7 +58,10 @@ func TestCreateFromState(t *testing.T) {
 	if got := f.created[0].GetSpec(); !proto.Equal(got, want) {
 		t.Errorf("sent %v\nwant %v", got, want)
 	}
-	f.cove(t, settings{}, "create", "--template", "web@2").want(t, 0, "sb2\n")
+	f.cove(t, settings{}, "create", "--template", "web@2", "--timeout", "1h", "--on-timeout", "pause", "--public-ports", "--port-host", "localhost:${PORT}", "--tls-port", "8443").want(t, 0, "sb2\n")
+	if got := f.created[1].GetSpec(); got.GetOnTimeout() != "pause" || !proto.Equal(got.GetIngress(), &covev1.Ingress{Public: true, Host: "localhost:${PORT}", Tls: []int32{8443}}) {
+		t.Errorf("sent %v", got)
+	}
 	if got := f.created[1].GetSpec().GetTemplate(); got != "web@2" {
 		t.Error(got)
 	}
@@ -193,6 +196,12 @@ func TestTemplates(t *testing.T) {
 	if c := f.cove(t, settings{}, "template", "get", "web"); !strings.Contains(c.stdout, `"ref": "web@1"`) {
 		t.Error(c.stdout)
 	}
+	if c := f.cove(t, settings{}, "template", "tag", "web@3", "stable", "v3"); c.code != 0 || !strings.Contains(c.stdout, "web@3") || !strings.Contains(c.stdout, "stable,v3") {
+		t.Errorf("%+v", c)
+	}
+	f.sent(t, &covev1.TagTemplateRequest{Name: "web@3", Tags: []string{"stable", "v3"}})
+	f.cove(t, settings{}, "template", "untag", "web", "stable").want(t, 0, "stable\n")
+	f.sent(t, &covev1.UntagTemplateRequest{Name: "web", Tags: []string{"stable"}})
 	f.cove(t, settings{}, "template", "rm", "web").want(t, 0, "web@1\nweb@2\n")
 	if c := f.cove(t, settings{}, "__complete", "create", "--template", "w"); !strings.Contains(c.stdout, "web\tversion 4") {
 		t.Error(c.stdout)

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"fmt"
 	"strings"
 
@@ -13,9 +15,8 @@ import (
 )
 
 func (a *app) templateCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "template", Aliases: []string{"templates"}, Short: "Build and manage templates: machines frozen with their service up", Args: knownCommand,
-		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
-	cmd.AddCommand(a.templateBuildCmd(), a.templateLsCmd(), a.templateGetCmd(), a.templateRmCmd())
+	cmd := &cobra.Command{Use: "template", Aliases: []string{"templates"}, Short: "Build and manage templates: machines frozen with their service up"}
+	cmd.AddCommand(a.templateBuildCmd(), a.templateLsCmd(), a.templateGetCmd(), a.templateTagCmd(), a.templateUntagCmd(), a.templateRmCmd())
 	return cmd
 }
 
@@ -51,36 +52,13 @@ before goes on being the newest.`,
   cove create --template web`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.templateNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			api, err := a.client()
+			if _, err := a.client(); err != nil {
+				return err
+			}
+			tpl, err := a.buildTemplate(cmd.Context(), &covev1.BuildTemplateRequest{Name: args[0], Spec: f.request().GetSpec(),
+				Start: start, ReadyCommand: readyCommand, ReadyPort: readyPort, ReadyTimeout: readyTimeout.proto()})
 			if err != nil {
 				return err
-			}
-			s, err := api.Templates.Build(cmd.Context(), connect.NewRequest(&covev1.BuildTemplateRequest{Name: args[0], Spec: f.request().GetSpec(),
-				Start: start, ReadyCommand: readyCommand, ReadyPort: readyPort, ReadyTimeout: readyTimeout.proto()}))
-			if err != nil {
-				return err
-			}
-			defer s.Close()
-			var tpl *covev1.Template
-			show, lines := a.steps(), &lineWriter{app: a}
-			for s.Receive() {
-				ev := s.Msg()
-				if len(ev.GetOutput()) > 0 {
-					show(sandbox.Progress{}) // out of the way of the output
-					lines.write(ev.GetOutput())
-					continue
-				}
-				if tpl = ev.GetTemplate(); tpl == nil {
-					show(sandbox.Progress{Step: ev.GetStep()})
-				}
-			}
-			show(sandbox.Progress{})
-			lines.flush()
-			if err := s.Err(); err != nil {
-				return err
-			}
-			if tpl == nil {
-				return &sandbox.Error{Class: sandbox.Unavailable, Msg: "the server went away during the build"}
 			}
 			if asJSON {
 				return a.printJSON(toTemplateJSON(tpl))
@@ -96,8 +74,39 @@ before goes on being the newest.`,
 	fs.StringVar(&readyCommand, "ready-command", "", "shell command run inside until it succeeds")
 	fs.Int32Var(&readyPort, "ready-port", 0, "TCP port that something inside listens on when it is ready")
 	fs.Var(&readyTimeout, "ready-timeout", "give up after this long (default 1m)")
-	fs.BoolVar(&asJSON, "json", false, "print the template as JSON")
+	fs.BoolVar(&asJSON, "json", false, "print a JSON array of it")
 	return cmd
+}
+
+// buildTemplate follows a build to its end, and shows what it does.
+func (a *app) buildTemplate(ctx context.Context, req *covev1.BuildTemplateRequest) (*covev1.Template, error) {
+	s, err := a.api.Templates.Build(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	var tpl *covev1.Template
+	show, lines := a.steps(), &lineWriter{app: a}
+	for s.Receive() {
+		ev := s.Msg()
+		if len(ev.GetOutput()) > 0 {
+			show(sandbox.Progress{}) // out of the way of the output
+			lines.write(ev.GetOutput())
+			continue
+		}
+		if tpl = ev.GetTemplate(); tpl == nil {
+			show(sandbox.Progress{Step: ev.GetStep()})
+		}
+	}
+	show(sandbox.Progress{})
+	lines.flush()
+	if err := s.Err(); err != nil {
+		return nil, err
+	}
+	if tpl == nil {
+		return nil, &sandbox.Error{Class: sandbox.Unavailable, Msg: "the server went away during the build"}
+	}
+	return tpl, nil
 }
 
 // lineWriter shows what code inside prints, line by line and escaped: it is
@@ -154,19 +163,23 @@ func (a *app) templateLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return a.printJSON(each(resp.Msg.GetTemplates(), toTemplateJSON))
-			}
-			t := &table{}
-			t.row("TEMPLATE", "IMAGE", "SIZE", "AGE", "START")
-			for _, tpl := range resp.Msg.GetTemplates() {
-				t.row(templateRef(tpl), cut(tpl.GetSpec().GetImage(), 40), formatSize(tpl.GetSize()), age(timeOf(tpl.GetCreatedAt())), cut(tpl.GetStart(), 60))
-			}
-			return t.print(a.Stdout)
+			return a.printTemplates(resp.Msg.GetTemplates(), asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
 	return cmd
+}
+
+func (a *app) printTemplates(list []*covev1.Template, asJSON bool) error {
+	if asJSON {
+		return a.printJSON(each(list, toTemplateJSON))
+	}
+	t := &table{}
+	t.row("TEMPLATE", "TAGS", "IMAGE", "SIZE", "AGE", "START")
+	for _, tpl := range list {
+		t.row(templateRef(tpl), cmp.Or(strings.Join(tpl.GetTags(), ","), "-"), cut(tpl.GetSpec().GetImage(), 40), formatSize(tpl.GetSize()), age(timeOf(tpl.GetCreatedAt())), cut(tpl.GetStart(), 60))
+	}
+	return t.print(a.Stdout)
 }
 
 func (a *app) templateGetCmd() *cobra.Command {
@@ -221,5 +234,47 @@ func (a *app) templateRmCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of the versions deleted")
+	return cmd
+}
+
+func (a *app) templateTagCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "tag NAME[@VERSION|:TAG] TAG...", Short: "Have a version carry tags, which take them from any other; NAME:TAG then names it", Args: cobra.MinimumNArgs(2),
+		Example:           "  cove template tag web@3 stable\n  cove create --template web:stable",
+		ValidArgsFunction: a.templateNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			api, err := a.client()
+			if err != nil {
+				return err
+			}
+			resp, err := api.Templates.Tag(cmd.Context(), connect.NewRequest(&covev1.TagTemplateRequest{Name: args[0], Tags: args[1:]}))
+			if err != nil {
+				return err
+			}
+			return a.printTemplates([]*covev1.Template{resp.Msg.GetTemplate()}, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the template as JSON")
+	return cmd
+}
+
+func (a *app) templateUntagCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "untag NAME TAG...", Short: "Take tags off whichever version of a template carries them", Args: cobra.MinimumNArgs(2),
+		ValidArgsFunction: a.templateNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			api, err := a.client()
+			if err != nil {
+				return err
+			}
+			if _, err := api.Templates.Untag(cmd.Context(), connect.NewRequest(&covev1.UntagTemplateRequest{Name: args[0], Tags: args[1:]})); err != nil {
+				return err
+			}
+			return a.printGone(args[1:], asJSON, nil)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of the tags taken off")
 	return cmd
 }

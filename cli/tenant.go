@@ -18,8 +18,7 @@ import (
 )
 
 func (a *app) tenantCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "tenant", Aliases: []string{"tenants"}, Short: "Manage who shares this installation", Args: knownCommand,
-		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "tenant", Aliases: []string{"tenants"}, Short: "Manage who shares this installation"}
 	cmd.AddCommand(a.tenantCreateCmd(), a.tenantLsCmd(), a.tenantGetCmd(), a.tenantQuotaCmd(), a.tenantRmCmd())
 	return cmd
 }
@@ -37,6 +36,7 @@ func (f *quotaFlags) add(cmd *cobra.Command) {
 	fs.Var(bounds("size", f, parseSize, func(q *covev1.Quota, n int64) { q.Memory = n }), "memory", "most memory they ask for, like 64GiB")
 	fs.Var(bounds("size", f, parseSize, func(q *covev1.Quota, n int64) { q.Disk = n }), "disk", "most disk of sandboxes and volumes, like 1TiB")
 	fs.Var(bounds("size", f, parseSize, func(q *covev1.Quota, n int64) { q.SnapshotBytes = n }), "snapshot-bytes", "most bytes of snapshots, like 100GiB")
+	fs.Var(bounds("size", f, parseSize, func(q *covev1.Quota, n int64) { q.ImageBytes = n }), "image-bytes", "most bytes of images with names of its own, like 50GiB")
 	fs.Var(bounds("number", f, real, func(q *covev1.Quota, n float64) { q.CreatesPerSecond = n }), "creates-per-second", "most creates per second")
 	fs.Var(bounds("number", f, func(s string) (int64, error) { return strconv.ParseInt(s, 10, 32) }, func(q *covev1.Quota, n int64) { q.Weight = int32(n) }),
 		"weight", "share of a full node against other tenants (default 1)")
@@ -88,6 +88,7 @@ type quotaJSON struct {
 	SnapshotBytes    int64   `json:"snapshot_bytes"`
 	CreatesPerSecond float64 `json:"creates_per_second,omitempty"`
 	Weight           int32   `json:"weight,omitempty"`
+	ImageBytes       int64   `json:"image_bytes"`
 }
 
 type tenantJSON struct {
@@ -100,7 +101,7 @@ type tenantJSON struct {
 }
 
 func toQuotaJSON(q *covev1.Quota) quotaJSON {
-	return quotaJSON{q.GetSandboxes(), q.GetCpu(), q.GetMemory(), q.GetDisk(), q.GetSnapshotBytes(), q.GetCreatesPerSecond(), q.GetWeight()}
+	return quotaJSON{q.GetSandboxes(), q.GetCpu(), q.GetMemory(), q.GetDisk(), q.GetSnapshotBytes(), q.GetCreatesPerSecond(), q.GetWeight(), q.GetImageBytes()}
 }
 
 // printTenant prints one that was made or changed.
@@ -164,11 +165,11 @@ func (a *app) tenantLsCmd() *cobra.Command {
 				return a.printJSON(each(r.Msg.GetTenants(), toTenantJSON))
 			}
 			t := &table{}
-			t.row("ID", "NAME", "SANDBOXES", "CPU", "MEMORY", "DISK", "SNAPSHOTS", "CREATES/S")
+			t.row("ID", "NAME", "SANDBOXES", "CPU", "MEMORY", "DISK", "SNAPSHOTS", "IMAGES", "CREATES/S")
 			for _, tn := range r.Msg.GetTenants() {
 				q := tn.GetQuota()
 				t.row(tn.GetId(), cut(tn.GetName(), 40), bound(q.GetSandboxes()), bound(q.GetCpu()), boundSize(q.GetMemory()), boundSize(q.GetDisk()),
-					boundSize(q.GetSnapshotBytes()), bound(q.GetCreatesPerSecond()))
+					boundSize(q.GetSnapshotBytes()), boundSize(q.GetImageBytes()), bound(q.GetCreatesPerSecond()))
 			}
 			return t.print(a.Stdout)
 		},
@@ -216,6 +217,7 @@ func (a *app) tenantGetCmd() *cobra.Command {
 			t.row("memory", formatSize(u.GetMemory()), boundSize(q.GetMemory()))
 			t.row("disk", formatSize(u.GetDisk()), boundSize(q.GetDisk()))
 			t.row("snapshots", formatSize(u.GetSnapshotBytes()), boundSize(q.GetSnapshotBytes()))
+			t.row("images", formatSize(u.GetImageBytes()), boundSize(q.GetImageBytes()))
 			t.row("creates/s", "", bound(q.GetCreatesPerSecond()))
 			return t.print(a.Stdout)
 		},
@@ -235,7 +237,7 @@ func (a *app) tenantQuotaCmd() *cobra.Command {
   cove tenant set-quota research --memory none`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(f.set) == 0 {
-				return usage(cmd, errors.New("which bound? give --sandboxes, --cpu, --memory, --disk, --snapshot-bytes, --creates-per-second or --weight"))
+				return usage(cmd, errors.New("which bound? give --sandboxes, --cpu, --memory, --disk, --snapshot-bytes, --image-bytes, --creates-per-second or --weight"))
 			}
 			api, err := a.client()
 			if err != nil {

@@ -37,8 +37,7 @@ func (v *volumeMounts) String() string {
 }
 
 func (a *app) volumeCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "volume", Aliases: []string{"volumes"}, Short: "Manage volumes: storage that survives every sandbox", Args: knownCommand,
-		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "volume", Aliases: []string{"volumes"}, Short: "Manage volumes: storage that survives every sandbox"}
 	cmd.AddCommand(a.volumeCreateCmd(), a.volumeLsCmd(), a.volumeGetCmd(), a.volumeRmCmd(), a.volumeResizeCmd(), a.volumeCloneCmd(), a.volumeSnapshotCmd(),
 		a.volumePutCmd(), a.volumeCatCmd(), a.volumeFilesCmd(), a.volumeRmFileCmd())
 	return cmd

@@ -115,12 +115,14 @@ func memoryBomb(t *testing.T, w *world.World) {
 	spec := world.Small()
 	spec.Resources.MemoryLimit = 128 * sandbox.MiB
 	b := w.Create(t, spec)
-	r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{User: "root", Args: []string{"python3", "-c", `
-hoard = []
-while True: hoard.append(bytearray(b'x' * (1 << 20)))
-`}})
+	r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{User: "root", Args: []string{"python3", "-c", memoryHoard}})
 	wantOOM(t, b, r, err)
 }
+
+const memoryHoard = `
+hoard = []
+while True: hoard.append(bytearray(b'x' * (1 << 20)))
+`
 
 func memoryBombChild(t *testing.T, w *world.World) {
 	spec := world.Small()
@@ -223,9 +225,9 @@ except OSError as e:
 
 // A sandbox with 512 MiB of memory writes 3 GiB to / and reads them back.
 func moreDiskThanMemory(t *testing.T, w *world.World) {
-	const chunks, chunk = 768, 4 << 20
+	const chunks, chunk = 256, 4 << 20
 	spec := world.Small()
-	spec.Resources.Memory, spec.Resources.MemoryLimit, spec.Resources.Disk = 512*sandbox.MiB, 512*sandbox.MiB, 4*sandbox.GiB
+	spec.Resources.Memory, spec.Resources.MemoryLimit, spec.Resources.Disk = 192*sandbox.MiB, 192*sandbox.MiB, 2*sandbox.GiB
 	b := w.Create(t, spec)
 	r := b.Python(t, fmt.Sprintf(`
 import hashlib, os
@@ -257,7 +259,7 @@ print(os.stat('/big').st_size, h.hexdigest())
 		t.Errorf("read back %q, want %q", r.Out, want)
 	}
 	st := b.Stats(t)
-	if st.DiskUsed < 3*sandbox.GiB || st.Memory > 512*sandbox.MiB {
+	if st.DiskUsed < sandbox.GiB || st.Memory > 192*sandbox.MiB {
 		t.Errorf("stats after it: %+v", st)
 	}
 }

@@ -14,17 +14,15 @@ import (
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-// crashes is the number.
-const crashes = 50
-
-// TestCrashLoop kills the server fifty times at a moment of no one's choosing
+// TestCrashLoop kills the server again and again at a moment of no one's choosing
 // while workers create, use, reset and kill sandboxes. Workers do what SDKs
 // do: repeat a call that broke, with the same key. In the end every sandbox
 // whose creation was acknowledged and whose kill was not asked for runs and
 // holds its own marker, what was asked once happened once, and the host holds
 // nothing else.
 func TestCrashLoop(t *testing.T) {
-	w := world.New(t, world.Options{})
+	w := world.New(t, world.Options{Origin: world.Mixed})
+	w.Prepare(t, crashSpec())
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	ctx, stop := context.WithCancel(t.Context())
@@ -38,6 +36,7 @@ func TestCrashLoop(t *testing.T) {
 	}
 	moments := rand.New(rand.NewPCG(seed, workers))
 	start := time.Now()
+	crashes := times(50, 14)
 	for i := range crashes {
 		run := time.Duration(moments.Int64N(int64(1500 * time.Millisecond)))
 		select {
@@ -139,6 +138,12 @@ type worker struct {
 
 const ownedAtMost = 5
 
+func crashSpec() sandbox.Spec {
+	spec := world.Small()
+	spec.Resources.Memory = 64 * sandbox.MiB
+	return spec
+}
+
 func (k *worker) run() {
 	for {
 		select {
@@ -190,8 +195,7 @@ func (k *worker) pick() (int, *owned) {
 
 func (k *worker) create() {
 	o := &owned{key: fmt.Sprintf("%s-%d", k.name, k.n), episode: 1}
-	spec := world.Small()
-	spec.Resources.Memory = 64 * sandbox.MiB
+	spec := crashSpec()
 	spec.Labels = map[string]string{"key": o.key}
 	if k.call("create", func(ctx context.Context) (err error) {
 		o.box, err = k.w.TryCreate(ctx, spec, o.key)

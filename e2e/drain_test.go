@@ -15,13 +15,14 @@ import (
 // is open. Their readers are let go with a reason, come back to the next
 // server, and miss no byte; what prints meanwhile is not held up.
 func TestDrain(t *testing.T) {
+	t.Parallel() // it waits for the drain
 	w := world.New(t, world.Options{})
 	b := w.Create(t, world.Small())
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 
-	// About 25 s: longer than the drain, so that it must cut the stream.
-	const lines = 500
+	// About 17 s: longer than the drain of 10 s, so that it must cut the stream.
+	const lines = 340
 	type outcome struct {
 		r   world.Result
 		err error

@@ -346,9 +346,10 @@ func noCapacity(t *testing.T, w *world.World) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Reservations, not use: two of 60 % do not fit.
+	// Memory with a limit is a reservation: two of 60 % do not fit.
 	spec := meant()
 	spec.Resources.Memory = info.Total.Memory / 10 * 6
+	spec.Resources.MemoryLimit = spec.Resources.Memory
 	b, err := w.TryCreate(t.Context(), spec, "")
 	if err != nil {
 		t.Fatal(err)
@@ -359,7 +360,7 @@ func noCapacity(t *testing.T, w *world.World) {
 	if !errors.As(err, &e) || e.Class != sandbox.NoCapacity || e.RetryAfter <= 0 || e.Hint == "" {
 		t.Errorf("without room: %v, want %s with a time to retry and a hint", err, sandbox.NoCapacity)
 	}
-	status, h, m := post(t, w, w.Key(), "Sandboxes/Create", fmt.Sprintf(`{"spec":{"resources":{"memory":"%d"}}}`, spec.Resources.Memory))
+	status, h, m := post(t, w, w.Key(), "Sandboxes/Create", fmt.Sprintf(`{"spec":{"resources":{"memory":"%[1]d","memoryLimit":"%[1]d"}}}`, spec.Resources.Memory))
 	after, _ := strconv.Atoi(h.Get("Retry-After"))
 	if status != 429 || m["code"] != "resource_exhausted" || after < 1 {
 		t.Errorf("without room, plain HTTP: %d, Retry-After %q, %v", status, h.Get("Retry-After"), m)

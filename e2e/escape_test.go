@@ -87,7 +87,7 @@ func guestFlood(t *testing.T, w *world.World) {
 	port := guestPort(t, b)
 	flood := make(chan world.Result, 1)
 	go func() {
-		r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{ExecID: "flood", User: "root", Timeout: 12 * time.Second, Args: []string{"python3", "-c", `
+		r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{ExecID: "flood", User: "root", Timeout: 6 * time.Second, Args: []string{"python3", "-c", `
 import resource, socket, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (20000, 20000))
 held, n = [], 0
@@ -155,7 +155,7 @@ for family, host in [(socket.AF_INET, '127.0.0.1'), (socket.AF_INET, '0.0.0.0'),
 print(bound, flush=True)
 import time
 open('/bound', 'w').write('x')
-end = time.time() + 8
+end = time.time() + 4
 stolen = []
 for s in globals().get('keep', []): s.settimeout(0.2)
 while time.time() < end:

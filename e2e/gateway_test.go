@@ -271,9 +271,10 @@ func TestGatewayLoad(t *testing.T) {
 		t.Logf("portload %v: %s", args, out)
 		return r.PerSecond, r.P99
 	}
-	run("-for", "2s") // warm
-	run("-for", "5s", "-clients", "16")
-	run("-for", "5s", "-clients", "16", "-slow", "20")
+	long := fmt.Sprintf("%ds", times(5, 1))
+	run("-for", "1s") // warm
+	run("-for", long, "-clients", "16")
+	run("-for", long, "-clients", "16", "-slow", "20")
 
 	before := b.Stats(t).Memory
 	host := residentKiB(t, w.PID())
@@ -290,7 +291,7 @@ func TestGatewayLoad(t *testing.T) {
 	}
 	t.Logf("%d WebSockets: %.1f KiB each in the sandbox, %.1f KiB each in the server", n,
 		float64(b.Stats(t).Memory-before)/1024/float64(n), float64(residentKiB(t, w.PID())-host)/float64(n))
-	run("-for", "2s") // beside them
+	run("-for", "1s") // beside them
 	in.Close()
 	rest, _ := io.ReadAll(lines)
 	if err := c.Wait(); err != nil {

@@ -17,6 +17,7 @@ import (
 // TestLifetimes ends sandboxes by every clock they have. The sandboxes wait
 // beside each other, so that the test takes as long as the longest.
 func TestLifetimes(t *testing.T) {
+	t.Parallel() // it waits for timeouts
 	w := world.New(t, world.Options{})
 	with := func(f func(*sandbox.Spec)) sandbox.Spec {
 		s := world.Small()

@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"math"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -68,9 +70,7 @@ for p in pids: os.kill(p, 9)
 `
 
 // traces are what an episode may try to leave in its kernel: each runs as root and
-// ends by itself, what it keeps is kept by processes or by the kernel. Not among
-// them are sockets that hold each other in messages nobody reads, which gVisor never
-// frees: docs/security-boundary.md.
+// ends by itself, what it keeps is kept by processes or by the kernel.
 var traces = []struct{ name, program string }{
 	{"cgroups, through a user namespace", `
 run('''unshare -Urm sh -c "mount -t cgroup2 x /mnt && cd /mnt && mkdir -p a/b/c/d && echo 0 > cgroup.max.descendants; echo 0 > a/cgroup.max.descendants; echo max > pids.max; echo 1 > pids.max; echo +pids > cgroup.subtree_control; echo $$ > a/b/cgroup.procs; echo 1 > ../cgroup.kill; sleep 1000 & sleep 1000 &"''')`},
@@ -141,6 +141,24 @@ u = socket.socket(socket.AF_UNIX); u.bind('\0evil'); u.listen()
 if not os.fork():
     a = servers[0]; c = socket.socket(); c.connect(('127.0.0.1', 8000)); c.sendall(b'x' * 100000)  # in flight when it dies
     time.sleep(1000)`},
+	{"sockets that only unread messages hold", `
+import array
+def holding(*socks): return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [s.fileno() for s in socks]))]
+open_ = []
+def server(p): s = socket.socket(); s.bind(('0.0.0.0', p)); s.listen(); open_.append(s); return s
+def pair(kind=socket.SOCK_STREAM): return socket.socketpair(socket.AF_UNIX, kind)
+e = socket.socket(socket.AF_UNIX); e.bind('\0evil'); e.listen()
+a, b = pair(); a.sendmsg([b'x'], holding(a, b, server(8000), e))                # itself
+c, d = pair(socket.SOCK_DGRAM); f, g = pair(socket.SOCK_SEQPACKET)             # each other
+c.sendmsg([b'x'], holding(f, g, server(8001))); f.sendmsg([b'x'], holding(c, d))
+h, i = pair(); h.sendmsg([b'x'], holding(h, server(8002))); i.close()          # by the queue of an end that is gone
+l = socket.socket(socket.AF_UNIX); l.bind('\0held'); l.listen()                # not accepted
+j = socket.socket(socket.AF_UNIX); j.connect('\0held'); j.sendmsg([b'x'], holding(l, server(8003)))
+k, n = pair(); k.sendmsg([b'two'], holding(k, n, server(80))); n.recv(1)       # begun to read
+big = [os.memfd_create('x') for _ in range(4)]
+for m in big: os.write(m, bytes(8 << 20))
+o, p = pair(); o.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', big + [o.fileno(), p.fileno()]))])
+`},
 	{"limits of others, filters, timers", `
 import resource
 for r in range(16):
@@ -182,5 +200,102 @@ func resetPristine(t *testing.T, w *world.World) {
 			diffLines(t, strings.ReplaceAll(string(want.Out), fresh.ID, "ID"), strings.ReplaceAll(string(got.Out), b.ID, "ID"))
 			b.Reset(t)
 		})
+	}
+}
+
+// bootOf is when the kernel of a sandbox was booted, in Unix seconds.
+func bootOf(t *testing.T, b *world.Box) float64 {
+	t.Helper()
+	r := b.Python(t, "import time; print(time.time() - float(open('/proc/uptime').read().split()[0]))", time.Minute)
+	at, err := strconv.ParseFloat(strings.TrimSpace(string(r.Out)), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// sameBoot says whether two of them are of one kernel: two reads of the clock lie between them.
+func sameBoot(a, b float64) bool { return math.Abs(a-b) < 0.15 }
+
+// A kernel that served one of a trust group shows the next nothing of it, whatever
+// the first did, and what was called by a name is not there for the next.
+func reusePristine(t *testing.T, w *world.World) {
+	spec := world.Small()
+	spec.Resources.Memory = sandbox.GiB
+	spec.Resources.Pids = 40
+	spec.Network.Mode = sandbox.NetworkNone // a kernel with a device is its sandbox's alone
+	fresh := w.Create(t, spec)
+	want := fresh.Python(t, fingerprint, time.Minute)
+	want.WantExit(t, 0)
+	spec.Reuse = "pristine"
+	again := func(t *testing.T, b *world.Box) *world.Box {
+		t.Helper()
+		if _, err := b.TryKill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return w.Create(t, spec)
+	}
+	reused := 0
+	for _, a := range traces {
+		t.Run(a.name, func(t *testing.T) {
+			first := w.Create(t, spec)
+			kernel := bootOf(t, first)
+			r := first.Python(t, tracesHead+a.program+"\nprint('done')", time.Minute)
+			if string(r.Out) != "done\n" {
+				t.Fatalf("the attack: %q %q %v", r.Out, r.Err, r.End.End)
+			}
+			b := again(t, first)
+			got := b.Python(t, fingerprint, time.Minute)
+			got.WantExit(t, 0)
+			diffLines(t, strings.ReplaceAll(string(want.Out), fresh.ID, "ID"), strings.ReplaceAll(string(got.Out), b.ID, "ID"))
+			if sameBoot(bootOf(t, b), kernel) {
+				reused++
+			}
+			if _, err := b.TryKill(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if reused < len(traces)/2 {
+		t.Errorf("%d of %d kernels were used again: this shows nothing", reused, len(traces))
+	}
+}
+
+// A kernel whose sandbox went over its memory, or whose init was killed, serves nobody again; one whose
+// sandbox ended well serves the next.
+func reuseUnclean(t *testing.T, w *world.World) {
+	spec := world.Small()
+	spec.Resources.MemoryLimit = 128 * sandbox.MiB
+	spec.Network.Mode = sandbox.NetworkNone
+	spec.Reuse = "unclean"
+	b := w.Create(t, spec)
+	for _, c := range []struct {
+		name  string
+		use   func(*testing.T, *world.Box)
+		again bool
+	}{
+		{"ended well", func(t *testing.T, b *world.Box) { b.Must(t, "true") }, true},
+		{"out of memory", func(t *testing.T, b *world.Box) {
+			r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{User: "root", Args: []string{"python3", "-c", memoryHoard}})
+			wantOOM(t, b, r, err)
+		}, false},
+		{"ended well after it", func(t *testing.T, b *world.Box) { b.Must(t, "true") }, true},
+		{"init killed", func(t *testing.T, b *world.Box) {
+			_, _ = b.TryExec(t.Context(), sandbox.ProcessSpec{User: "root", Command: "kill -9 1; sleep 1000", Timeout: time.Minute})
+			b.WantEnd(t, time.Minute, sandbox.InitKilled)
+		}, false},
+	} {
+		kernel := w.KernelOf(t, b.ID)
+		c.use(t, b)
+		if _, err := b.TryKill(t.Context()); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		b = w.Create(t, spec)
+		if got := w.KernelOf(t, b.ID); (got == kernel) != c.again {
+			t.Errorf("%s: the next has kernel %s after %s", c.name, got, kernel)
+		}
+		if n := b.Stats(t).OOMKills; n != 0 {
+			t.Errorf("%s: the next begins with %d processes over its memory", c.name, n)
+		}
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"connectrpc.com/connect"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
-	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/e2e/world"
+	"github.com/cove-sandbox/cove/internal/seal"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -21,10 +21,10 @@ import (
 // key can read it on disk.
 func TestAnEpisodeRunsAgain(t *testing.T) {
 	bank := newBank(t)
-	key := cas.NewKey()
+	key := seal.NewKey()
 	keys := filepath.Join(t.TempDir(), "keys")
 	writeKeys(t, keys, key)
-	w := world.New(t, world.Options{Flags: []string{"--dns", bank.resolver, "--egress-roots", bank.roots, "--state-keys", keys}, Keys: cas.NewKeyring(key)})
+	w := world.New(t, world.Options{Flags: []string{"--dns", bank.resolver, "--egress-roots", bank.roots, "--state-keys", keys}, Keys: seal.NewKeyring(key)})
 	value := "sk-live-" + rand.Text()
 	if r := w.CLIWith(t, strings.NewReader(value+"\n"), "secret", "set", "bank", "--host", bankName, "--header", "Authorization", "--format", "Bearer {}", "--env", "BANK_KEY"); r.Code != 0 {
 		t.Fatalf("%+v", r)

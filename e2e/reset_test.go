@@ -15,6 +15,8 @@ var resets = []scenario{
 	{"reset of a full disk", resetFullDisk},
 	{"reset again and again", resetOften},
 	{"reset is pristine", resetPristine},
+	{"a kernel that is used again is pristine", reusePristine},
+	{"a kernel that did not end well is not used again", reuseUnclean},
 }
 
 // look prints all an episode could have left behind. It is the same before a
@@ -195,7 +197,7 @@ func resetFullDisk(t *testing.T, w *world.World) {
 }
 
 func resetOften(t *testing.T, w *world.World) {
-	const resets, warm = 40, 10
+	const resets, warm = 26, 8
 	b := w.Create(t, world.Small())
 	var early int64
 	for i := range resets {
@@ -207,7 +209,7 @@ func resetOften(t *testing.T, w *world.World) {
 			early = b.Stats(t).Memory
 		}
 	}
-	// What an episode left in the kernel would add up: 29 times 4 MiB at least.
+	// What an episode left in the kernel would add up: 17 times 4 MiB at least.
 	if late := b.Stats(t).Memory; late > early+32*sandbox.MiB {
 		t.Errorf("memory went from %d MiB to %d MiB over %d resets", early>>20, late>>20, resets-warm)
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -71,54 +70,17 @@ func TestSSH(t *testing.T) {
 	t.Run("terminal", func(t *testing.T) {
 		c := exec.CommandContext(t.Context(), "ssh", "-F", config, "-tt", b.ID)
 		c.Env = append(os.Environ(), "TERM=vt220")
-		f, err := pty.StartWithSize(c, &pty.Winsize{Rows: 33, Cols: 101})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		seen := make(chan string, 64)
-		go func() {
-			buf := make([]byte, 4096)
-			all := ""
-			for {
-				n, err := f.Read(buf)
-				all += string(buf[:n])
-				select {
-				case seen <- all:
-				default:
-				}
-				if err != nil {
-					close(seen)
-					return
-				}
-			}
-		}()
-		await := func(want string) {
-			t.Helper()
-			deadline := time.After(time.Minute)
-			last := ""
-			for !strings.Contains(last, want) {
-				select {
-				case s, ok := <-seen:
-					if !ok {
-						t.Fatalf("ended without %q:\n%s", want, last)
-					}
-					last = s
-				case <-deadline:
-					t.Fatalf("no %q in\n%s", want, last)
-				}
-			}
-		}
-		_, _ = io.WriteString(f, "stty size; echo term=$TERM; echo $((6*7))done\n")
-		await("33 101")
-		await("term=vt220")
-		await("42done")
-		if err := pty.Setsize(f, &pty.Winsize{Rows: 44, Cols: 55}); err != nil {
+		f := newTypist(t, c, 33, 101)
+		f.enter(t, "stty size; echo term=$TERM; echo $((6*7))done")
+		f.await(t, "33 101")
+		f.await(t, "term=vt220")
+		f.await(t, "42done")
+		if err := pty.Setsize(f.File, &pty.Winsize{Rows: 44, Cols: 55}); err != nil {
 			t.Fatal(err)
 		}
 		_ = c.Process.Signal(syscall.SIGWINCH)
-		_, _ = io.WriteString(f, "for i in $(seq 100); do stty size | grep -q '44 55' && break; sleep 0.1; done; stty size; exit 5\n")
-		await("44 55")
+		f.enter(t, "for i in $(seq 100); do stty size | grep -q '44 55' && break; sleep 0.1; done; stty size; exit 5")
+		f.await(t, "44 55")
 		_ = c.Wait()
 		if code := c.ProcessState.ExitCode(); code != 5 {
 			t.Errorf("the shell's code: %d", code)
@@ -147,34 +109,11 @@ func TestSSH(t *testing.T) {
 		tool(strings.NewReader("get /no/such\n"), "sftp", "-b", "-", b.ID).want(t, 1)
 	})
 	t.Run("forwarding", func(t *testing.T) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		addr := l.Addr().String()
-		l.Close()
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		c := exec.CommandContext(ctx, "ssh", "-F", config, "-o", "ExitOnForwardFailure=yes", "-N", "-L", addr+":localhost:8080", b.ID)
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
-		for until := time.Now().Add(time.Minute); ; {
-			nc, err := net.Dial("tcp", addr)
-			if err == nil {
-				nc.Close()
-				break
-			}
-			if time.Now().After(until) {
-				t.Fatal(err)
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
+		addr, stop := sshForward(t, config, b.ID, 8080)
 		if res, body := fetch(t, "GET", "http://"+addr, "/", nil); res.StatusCode != 200 || string(body) != "hello\n" {
 			t.Errorf("%d %q", res.StatusCode, body)
 		}
-		cancel()
-		_ = c.Wait()
+		stop()
 		// Whatever a client names, it is not a way into the server's network.
 		r := tool(nil, "ssh", "-W", "10.0.0.1:80", b.ID)
 		if r.Code == 0 || !strings.Contains(r.Stderr, "only ports of the sandbox") {

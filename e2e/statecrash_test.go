@@ -23,7 +23,7 @@ import (
 // stateCrashes is how often the server dies in the suite; COVE_CRASHES asks for
 // more.
 func stateCrashes(t *testing.T) int {
-	n := 20
+	n := times(20, 8)
 	if s := os.Getenv("COVE_CRASHES"); s != "" {
 		var err error
 		if n, err = strconv.Atoi(s); err != nil {
@@ -38,7 +38,8 @@ func stateCrashes(t *testing.T) int {
 // write and clone volumes. What was acknowledged is there in the end and whole;
 // what was not is there and whole, or absent; nothing lies about.
 func TestStateCrashLoop(t *testing.T) {
-	w := world.New(t, world.Options{})
+	w := world.New(t, world.Options{Origin: world.Mixed})
+	w.Prepare(t, world.Small())
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	ctx, stop := context.WithCancel(t.Context())
@@ -151,6 +152,9 @@ func checkSnapshots(t *testing.T, w *world.World, all []*stateWorker) {
 		delete(want, s.ID)
 		if err := w.Verify(t.Context(), s.ID); err != nil {
 			t.Errorf("%s snapshot %s is listed and broken: %v", s.Kind, s.ID, err)
+			continue
+		}
+		if w.IsOrigin(s.ID) {
 			continue
 		}
 		var got string

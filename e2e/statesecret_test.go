@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,8 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cove-sandbox/cove/cas"
+	"golang.org/x/sys/unix"
+
 	"github.com/cove-sandbox/cove/e2e/world"
+	"github.com/cove-sandbox/cove/internal/seal"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -31,11 +34,11 @@ func holders(t *testing.T, dir, marker string) (found []string) {
 		if filepath.Base(filepath.Dir(path)) == "networks" { // a namespace is mounted on it
 			return nil
 		}
-		b, err := os.ReadFile(path)
+		has, err := contains(path, []byte(marker))
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // it went meanwhile
 		}
-		if bytes.Contains(b, []byte(marker)) {
+		if has {
 			rel, _ := filepath.Rel(dir, path)
 			found = append(found, rel)
 		}
@@ -47,8 +50,37 @@ func holders(t *testing.T, dir, marker string) (found []string) {
 	return found
 }
 
+// contains says whether a file has marker in it. Holes are not read: layers of sandboxes are
+// large, and mostly holes.
+func contains(path string, marker []byte) (bool, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	for at := int64(0); ; {
+		begin, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return false, nil
+		} else if err != nil {
+			return false, err
+		}
+		if at, err = f.Seek(begin, unix.SEEK_HOLE); err != nil {
+			return false, err
+		}
+		b := make([]byte, at-begin)
+		n, err := f.ReadAt(b, begin)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return false, err
+		}
+		if bytes.Contains(b[:n], marker) {
+			return true, nil
+		}
+	}
+}
+
 // writeKeys makes a key file, the first key the active one.
-func writeKeys(t *testing.T, path string, keys ...[cas.KeySize]byte) {
+func writeKeys(t *testing.T, path string, keys ...[seal.KeySize]byte) {
 	t.Helper()
 	var b strings.Builder
 	for _, k := range keys {
@@ -62,12 +94,12 @@ func writeKeys(t *testing.T, path string, keys ...[cas.KeySize]byte) {
 // TestStateEncrypted puts a marker into memory, files and variables of a
 // sandbox, takes its state in every way, and reads the disk.
 func TestStateEncrypted(t *testing.T) {
-	first, second := cas.NewKey(), cas.NewKey()
-	ring := cas.NewKeyring(second, first)
+	first, second := seal.NewKey(), seal.NewKey()
+	ring := seal.NewKeyring(second, first)
 	file := filepath.Join(t.TempDir(), "keys")
 	writeKeys(t, file, first)
 	w := world.New(t, world.Options{Flags: []string{"--state-keys", file}, Keys: ring})
-	fresh := cas.NewKey()
+	fresh := seal.NewKey()
 	marker, env := "marker-"+hex.EncodeToString(fresh[:16]), "env-"+hex.EncodeToString(fresh[16:])
 	spec := world.Small()
 	spec.Env = map[string]string{"SECRET": env}
@@ -157,11 +189,11 @@ func TestStateEncrypted(t *testing.T) {
 // it on disk in plain for that time, and reads the disk when the sandboxes are
 // gone.
 func TestPlainOfEncryptedGoes(t *testing.T) {
-	key := cas.NewKey()
+	key := seal.NewKey()
 	file := filepath.Join(t.TempDir(), "keys")
 	writeKeys(t, file, key)
-	w := world.New(t, world.Options{Flags: []string{"--state-keys", file}, Keys: cas.NewKeyring(key)})
-	fresh := cas.NewKey()
+	w := world.New(t, world.Options{Flags: []string{"--state-keys", file}, Keys: seal.NewKeyring(key)})
+	fresh := seal.NewKey()
 	marker := "marker-" + hex.EncodeToString(fresh[:16])
 	b := w.Create(t, world.Small())
 	b.Write(t, "/d/file", []byte(marker))
@@ -224,7 +256,7 @@ func TestPlainOfEncryptedGoes(t *testing.T) {
 			_ = p.Kill()
 		}
 	}
-	writeKeys(t, file, cas.NewKey())
+	writeKeys(t, file, seal.NewKey())
 	w.Start(t)
 	clean("after a start with another key")
 	sum := sha256.Sum256(key[:])
@@ -248,7 +280,7 @@ func TestStatePlainLeft(t *testing.T) {
 	}
 	w.Kill(t)
 	file := filepath.Join(t.TempDir(), "keys")
-	writeKeys(t, file, cas.NewKey())
+	writeKeys(t, file, seal.NewKey())
 	w.SetFlags("--state-keys", file)
 	w.Start(t)
 	if left, _ := filepath.Glob(plain); len(left) > 0 {

@@ -81,6 +81,24 @@ func (s *screen) waits(prompt string) {
 	s.until("wait at "+prompt, func(lines []string) bool { return len(lines) > 0 && lines[len(lines)-1] == prompt })
 }
 
+// presses sends a key that is for a program that bash starts, every second until it
+// has done what it should. Bash shows nothing when it has started it: a key that
+// comes before is the shell's, which ignores it, or its child's that is not the
+// program yet.
+func (s *screen) presses(key, what string, ok func(lines []string) bool) {
+	s.t.Helper()
+	looks := 0
+	s.until(what, func(lines []string) bool {
+		if len(lines) > 0 && ok(lines) {
+			return true
+		}
+		if looks++; looks%20 == 10 {
+			s.keys(key)
+		}
+		return false
+	})
+}
+
 // until asks for the screen's lines, without empty ones and trailing spaces.
 func (s *screen) until(what string, ok func(lines []string) bool) {
 	s.t.Helper()
@@ -119,20 +137,13 @@ func TestTerminal(t *testing.T) {
 	// Ctrl-C goes to the program, not to cove.
 	s.types("echo sleeping; sleep 1000")
 	s.shows("sleeping")
-	s.keys("C-c")
-	s.waits("inner$")
+	s.presses("C-c", "wait at inner$", func(lines []string) bool { return lines[len(lines)-1] == "inner$" })
 	s.types("echo code=$?")
 	s.shows("code=130")
 	// So do Ctrl-Z and job control.
 	s.waits("inner$")
 	s.types("sleep 2000")
-	// Bash must have started it, and shows nothing when it has: a key that comes
-	// before is the shell's, which ignores it.
-	looks := 0
-	s.until(`show "[1]+  Stopped"`, func(lines []string) bool {
-		if looks++; looks%20 == 10 {
-			s.keys("C-z")
-		}
+	s.presses("C-z", `show "[1]+  Stopped"`, func(lines []string) bool {
 		return slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "[1]+  Stopped") })
 	})
 	s.types("kill %1; wait; echo jobs-done")

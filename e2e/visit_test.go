@@ -153,6 +153,7 @@ func TestConnectionsFromOutsideLiveOn(t *testing.T) {
 // TestConnectionsFromOutsideEndWithTheServer: who is outside is gone when the
 // server dies, and the program inside is told.
 func TestConnectionsFromOutsideEndWithTheServer(t *testing.T) {
+	t.Parallel() // it waits until the guest notices
 	w := world.New(t, world.Options{})
 	b := withServer(t, w, world.Small())
 	s, err := w.Client().ConnectPort(t.Context(), b.ID, 9090)

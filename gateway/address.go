@@ -73,17 +73,21 @@ func ParseDomain(s, scheme, port string) (Domain, error) {
 	return d, nil
 }
 
+// Host is the domain with its port, where that is not the scheme's own; "" for none.
+func (d Domain) Host() string {
+	if d.Name == "" || d.Port == "" {
+		return d.Name
+	}
+	return d.Name + ":" + d.Port
+}
+
 // URL of a port: absolute, or a path of the API's own address where there is no
 // domain.
 func (d Domain) URL(t Target) string {
 	if d.Name == "" {
 		return prefix(t) + "/"
 	}
-	host := strconv.Itoa(t.Port) + "-" + t.Sandbox + "." + d.Name
-	if d.Port != "" {
-		host += ":" + d.Port
-	}
-	return d.Scheme + "://" + host + "/"
+	return d.Scheme + "://" + strconv.Itoa(t.Port) + "-" + t.Sandbox + "." + d.Host() + "/"
 }
 
 // match takes a Host header apart. ours says that it is below the domain, ok

@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
@@ -16,7 +17,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
+
 	"github.com/cove-sandbox/cove/gateway"
+	"github.com/cove-sandbox/cove/internal/testport"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -114,6 +118,50 @@ func TestTokenEndsWithItsKey(t *testing.T) {
 	}
 }
 
+// What is under way ends with the API key that opened it, by a token or itself; what a
+// public port opened has none.
+func TestWebSocketEndsWithItsKey(t *testing.T) {
+	w := newWorldOn(t, http.HandlerFunc(wsEcho), gateway.Config{KeyLook: time.Millisecond})
+	w.public[w.port] = true
+	open := func(header string) *websocket.Conn {
+		t.Helper()
+		name, value, _ := strings.Cut(header, ": ")
+		ws, _, err := websocket.Dial(t.Context(), "ws://"+w.host()+"/", &websocket.DialOptions{HTTPClient: w.client(false), HTTPHeader: http.Header{name: {value}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = ws.CloseNow() })
+		return ws
+	}
+	echoes := func(ws *websocket.Conn) error {
+		if err := ws.Write(t.Context(), websocket.MessageText, []byte("x")); err != nil {
+			return err
+		}
+		_, _, err := ws.Read(t.Context())
+		return err
+	}
+	keyed := []*websocket.Conn{open("X-Cove-Token: " + w.token()), open("Authorization: Bearer " + apiKey)}
+	public := open("X-Nothing: at all")
+	for _, ws := range append(keyed, public) {
+		if err := echoes(ws); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.mu.Lock()
+	w.gone = map[string]error{keyID: &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "revoked"}}
+	w.mu.Unlock()
+	for _, ws := range keyed {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		if _, _, err := ws.Read(ctx); err == nil || ctx.Err() != nil {
+			t.Errorf("it outlives its key: %v", err)
+		}
+		cancel()
+	}
+	if err := echoes(public); err != nil {
+		t.Errorf("a public port's ended too: %v", err)
+	}
+}
+
 // The address of the page before has the token that opened it.
 func TestNoTokenInReferer(t *testing.T) {
 	w := newWorld(t, http.HandlerFunc(echoHeaders))
@@ -186,15 +234,6 @@ func TestTokenInTheQuery(t *testing.T) {
 	}
 }
 
-func closedPort(t *testing.T) int {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
 func TestPages(t *testing.T) {
 	broken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -224,7 +263,7 @@ func TestPages(t *testing.T) {
 		says   string
 	}{
 		{"no such sandbox", nil, at(80, ghost), "", 404, "not_found", "no sandbox"},
-		{"port not open", nil, at(closedPort(t), box), "", 502, "port_closed", "a server must listen on 127.0.0.1 or 0.0.0.0"},
+		{"port not open", nil, at(testport.Free(t, "127.0.0.1"), box), "", 502, "port_closed", "a server must listen on 127.0.0.1 or 0.0.0.0"},
 		{"no HTTP", nil, at(broken.Addr().(*net.TCPAddr).Port, box), "", 502, "bad_gateway", "did not answer"},
 		{"asleep", func() { w.asleep = true }, at(w.port, box), "X-Cove-Wake: no", 503, "asleep", "asleep"},
 		{"woken", nil, at(w.port, box), "", 200, "", "GET /"},

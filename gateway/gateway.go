@@ -18,15 +18,15 @@ import (
 // Backend is what the gateway needs of the server. Its errors are
 // *sandbox.Error.
 type Backend interface {
-	// Public says whether a port needs no token; false where there is no such
-	// sandbox.
-	Public(ctx context.Context, id string, port int) (bool, error)
-	// AllowKey is nil if an API key may reach into a sandbox. sandbox.ErrNotFound
-	// where the key may not even know of it.
-	AllowKey(ctx context.Context, secret, id string) error
+	// Door is how a port is shown; the zero value where there is no such sandbox.
+	Door(ctx context.Context, id string, port int) (sandbox.Door, error)
+	// AllowKey is the id of an API key that may reach into a sandbox.
+	// sandbox.ErrNotFound where the key may not even know of it.
+	AllowKey(ctx context.Context, secret, id string) (key string, err error)
 	// KeyLives is nil if the API key with that id could still make a token;
 	// sandbox.ErrUnauthenticated where it was revoked, has expired or went with
-	// its tenant. It is asked for every request with a token.
+	// its tenant. It is asked for every request with a token, and again and
+	// again while one goes on.
 	KeyLives(ctx context.Context, key string) error
 	// Hold keeps a sandbox active until release, and wakes it; without wake it is
 	// sandbox.ErrAsleep instead.
@@ -42,7 +42,8 @@ type Config struct {
 	Domain  Domain
 	Logger  *slog.Logger
 
-	MaxRequests int // under way in one sandbox, WebSockets included; 4096
+	MaxRequests int           // under way in one sandbox, WebSockets included; 4096
+	KeyLook     time.Duration // how often the key of what is under way is looked at; 2 s
 }
 
 // Gateway is safe for concurrent use.
@@ -67,6 +68,9 @@ func New(cfg Config) *Gateway {
 	}
 	if cfg.MaxRequests == 0 {
 		cfg.MaxRequests = 4096
+	}
+	if cfg.KeyLook == 0 {
+		cfg.KeyLook = 2 * time.Second
 	}
 	g := &Gateway{cfg: cfg, busy: map[string]int{}}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
@@ -93,7 +97,7 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler {
 				pageNoAddress.write(w, r)
 				return
 			}
-			g.serve(w, r, visit{Target: t, path: r.URL.EscapedPath()})
+			g.Serve(w, r, t, false)
 			return
 		}
 		if p := r.URL.EscapedPath(); strings.HasPrefix(p, pathRoot) {
@@ -102,16 +106,23 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler {
 				pageNoAddress.write(w, r)
 				return
 			}
-			g.serve(w, r, visit{Target: t, path: rest, prefix: prefix(t)})
+			g.serve(w, r, visit{Target: t, path: rest, prefix: prefix(t)}, false)
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
+// Serve shows a port at an address of its own. Whoever admits a request has looked
+// at what it holds, and has taken that off it.
+func (g *Gateway) Serve(w http.ResponseWriter, r *http.Request, t Target, admitted bool) {
+	g.serve(w, r, visit{Target: t, path: r.URL.EscapedPath()}, admitted)
+}
+
 // visit is one request on its way in.
 type visit struct {
 	Target
+	sandbox.Door
 	path   string // inside, escaped
 	prefix string // what is in front of it outside; "" in the host form
 	host   string // as the client named it
@@ -121,29 +132,40 @@ type visit struct {
 
 type visitKey struct{}
 
-func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit) {
+func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit, admitted bool) {
 	// net/http takes the host of an absolute URL over the Host header, as it
 	// must; a proxy in front of us may have looked at the other.
 	if r.URL.Host != "" || r.URL.Scheme != "" || r.Method == http.MethodConnect || r.URL.Opaque != "" {
 		pageBadRequest.write(w, r)
 		return
 	}
-	wake := !strings.EqualFold(r.Header.Get(wakeHeader), "no")
+	door, err := g.cfg.Backend.Door(r.Context(), v.Sandbox, v.Port)
+	if err != nil {
+		failure(v.Target, err).write(w, r)
+		return
+	}
+	v.Door = door
+	wake := !v.NoWake && !strings.EqualFold(r.Header.Get(wakeHeader), "no")
 	v.secure = r.TLS != nil || g.cfg.Domain.Scheme == "https" && v.prefix == ""
 	cred := takeCredentials(r, cookieName(v))
 	foreign := len(cred.cookie) > 0 && !ownPage(r, v)
 	if foreign {
 		cred.cookie = nil
 	}
-	until, denied := g.admit(r.Context(), cred, v.Target)
-	if denied != nil && foreign {
-		denied = &pageForeign
+	var until time.Time
+	var key string
+	if !admitted {
+		var denied *page
+		key, until, denied = g.admit(r.Context(), cred, v)
+		if denied != nil && foreign {
+			denied = &pageForeign
+		}
+		if denied != nil {
+			denied.write(w, r)
+			return
+		}
 	}
-	if denied != nil {
-		denied.write(w, r)
-		return
-	}
-	strangers.Known(r.Context())
+	strangers.LetIn(r.Context()) // a public port, or a token of one, opens nothing else: see enter for what bounds it
 	if !until.IsZero() {
 		v.cookie = (&http.Cookie{Name: cookieName(v), Value: cred.query, Path: v.prefix + "/", Expires: until,
 			HttpOnly: true, Secure: v.secure, SameSite: http.SameSiteLaxMode}).String()
@@ -172,6 +194,9 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(g.ctx, cancel)()
+	if key != "" {
+		defer g.endWithKey(ctx, key, cancel)()
+	}
 	release, err := g.cfg.Backend.Hold(ctx, v.Sandbox, wake)
 	if err != nil {
 		failure(v.Target, err).write(w, r)
@@ -179,19 +204,45 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit) {
 	}
 	defer release()
 	v.host = r.Host
+	if v.Host == "" {
+		v.Host = r.Host
+	}
 	g.proxy.ServeHTTP(informing{w, v}, r.WithContext(context.WithValue(ctx, visitKey{}, v)))
 }
 
-// admit says whether a request may go in. until is set where a token in the
-// query opened it: the life of the cookie to set.
-func (g *Gateway) admit(ctx context.Context, c credentials, t Target) (until time.Time, denied *page) {
+// endWithKey ends a request when the API key that opened it is revoked or expires: a
+// WebSocket or a stream may go on for days. Nearly all requests are over before the
+// first look, and cost a timer.
+func (g *Gateway) endWithKey(ctx context.Context, key string, end context.CancelFunc) (stop func() bool) {
+	return time.AfterFunc(g.cfg.KeyLook, func() {
+		again := time.NewTicker(g.cfg.KeyLook)
+		defer again.Stop()
+		for {
+			if err := g.cfg.Backend.KeyLives(ctx, key); errors.Is(err, sandbox.ErrUnauthenticated) {
+				end()
+				return
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-again.C:
+			}
+		}
+	}).Stop
+}
+
+// admit says whether a request may go in, and the id of the API key that opened it, ""
+// where the port is open to all. until is set where a token in the query opened it: the
+// life of the cookie to set.
+func (g *Gateway) admit(ctx context.Context, c credentials, v visit) (key string, until time.Time, denied *page) {
+	t := v.Target
 	expired, orphaned := false, false
 	var failed error
-	try := func(s string) (time.Time, bool) {
+	try := func(s string) (token, bool) {
 		tok, state := g.cfg.Tokens.check(s, t)
 		expired = expired || state == tokenExpired
 		if state != tokenGood {
-			return tok.until, false
+			return tok, false
 		}
 		err := g.cfg.Backend.KeyLives(ctx, tok.key)
 		switch {
@@ -200,46 +251,41 @@ func (g *Gateway) admit(ctx context.Context, c credentials, t Target) (until tim
 		case err != nil:
 			failed = err
 		}
-		return tok.until, err == nil
+		return tok, err == nil
 	}
-	if at, ok := try(c.query); ok {
-		return at, nil
+	if tok, ok := try(c.query); ok {
+		return tok.key, tok.until, nil
 	}
 	for _, tok := range append([]string{c.header, c.bearer}, c.cookie...) {
-		if _, ok := try(tok); ok {
-			return until, nil
+		if tok, ok := try(tok); ok {
+			return tok.key, until, nil
 		}
 	}
-	for _, key := range []string{c.header, c.bearer} {
-		if strings.HasPrefix(key, apiKeyPrefix) {
-			err := g.cfg.Backend.AllowKey(ctx, key, t.Sandbox)
+	for _, secret := range []string{c.header, c.bearer} {
+		if strings.HasPrefix(secret, apiKeyPrefix) {
+			key, err := g.cfg.Backend.AllowKey(ctx, secret, t.Sandbox)
 			if err == nil {
-				return until, nil
+				return key, until, nil
 			}
 			if p := failure(t, err); p.Status != http.StatusUnauthorized {
-				return until, &p
+				return "", until, &p
 			}
 		}
 	}
-	public, err := g.cfg.Backend.Public(ctx, t.Sandbox, t.Port)
-	if err != nil {
-		p := failure(t, err)
-		return until, &p
-	}
 	switch {
-	case public:
-		return until, nil
+	case v.Public:
+		return "", until, nil
 	case failed != nil:
 		p := failure(t, failed)
-		return until, &p
+		return "", until, &p
 	case orphaned:
-		return until, &pageOrphaned
+		return "", until, &pageOrphaned
 	case expired:
-		return until, &pageExpired
+		return "", until, &pageExpired
 	case c.none():
-		return until, &pagePrivate
+		return "", until, &pagePrivate
 	}
-	return until, &pageWrongToken
+	return "", until, &pageWrongToken
 }
 
 // redirect sends the client to the visit's address without the token.

@@ -32,6 +32,7 @@ const (
 type backend struct {
 	mu     sync.Mutex
 	public map[int]bool
+	door   sandbox.Door // beside that
 	ended  bool
 	asleep bool
 	wakes  int
@@ -52,17 +53,22 @@ func (b *backend) KeyLives(_ context.Context, key string) error {
 	return &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "no such key"}
 }
 
-func (b *backend) Public(_ context.Context, id string, port int) (bool, error) {
+func (b *backend) Door(_ context.Context, id string, port int) (sandbox.Door, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return id == box && b.public[port], nil
+	if id != box {
+		return sandbox.Door{}, nil
+	}
+	d := b.door
+	d.Public = d.Public || b.public[port]
+	return d, nil
 }
 
-func (b *backend) AllowKey(_ context.Context, secret, id string) error {
+func (b *backend) AllowKey(_ context.Context, secret, id string) (string, error) {
 	if secret != apiKey {
-		return &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key is wrong"}
+		return "", &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key is wrong"}
 	}
-	return nil
+	return keyID, nil
 }
 
 func (b *backend) Hold(_ context.Context, id string, wake bool) (func(), error) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/guest/wire"
+	"github.com/cove-sandbox/cove/internal/notify"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -21,7 +22,7 @@ const (
 	// millisecond. Four cover an exec with a watcher and file calls beside it.
 	maxIdle = 4
 
-	// idleFor is how long an unused connection beside the last one is kept.
+	// idleFor is how long an unused connection beside the last two is kept.
 	idleFor = 30 * time.Second
 
 	// handshakes is how often a connection that was closed before the guest
@@ -43,7 +44,7 @@ type Client struct {
 	dial    Dialer        // replaced by MoveTo
 	secret  []byte        // replaced, never changed in place
 	held    chan struct{} // closed by Release; nil unless new requests wait
-	ended   chan struct{} // closed, and replaced, when a request lets its connection go
+	ended   notify.Change // a request let its connection go
 	idle    []idleConn    // the most recently used last
 	busy    map[*conn]struct{}
 	dialing int         // requests that wait for their connection
@@ -51,8 +52,11 @@ type Client struct {
 	closed  bool
 	orphan  bool // by Outlive: its kernel may go, what waits here does not
 
+	standing  sandbox.Standby // by Stand
+	following map[*events]struct{}
+
 	young    time.Duration // set before use
-	doubt    Doubt
+	silence  SilenceLimits
 	onSilent func(op string) // nil: nobody counts
 	onHeld   func()          // nil: nobody wakes it
 }
@@ -80,7 +84,7 @@ type idleConn struct {
 
 // NewClient makes a client; it dials on first use.
 func NewClient(dial Dialer, secret []byte) *Client {
-	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}, ended: make(chan struct{}), doubt: usualDoubt, young: young}
+	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}, following: map[*events]struct{}{}, silence: defaultSilenceLimits, young: young}
 }
 
 // Container tells the guest which container it serves from now on.
@@ -99,16 +103,29 @@ type Container struct {
 func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.retireLocked()
+	c.dropIdleLocked()
+	return nil
+}
+
+// Retire is Close but for connections that no request is using, which are there for
+// the client that moves here next (MoveTo): who still has this one reaches nothing
+// with it any more.
+func (c *Client) Retire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.retireLocked()
+}
+
+func (c *Client) retireLocked() {
 	c.closed = !c.orphan
 	if c.held != nil && c.closed {
 		close(c.held)
 		c.held = nil
 	}
-	c.dropIdleLocked()
 	for cn := range c.busy {
 		cn.Close()
 	}
-	return nil
 }
 
 // CloseIdle closes the connections that no request is using. A kernel must
@@ -173,6 +190,13 @@ func (c *Client) WaitInit(ctx context.Context) error {
 // forgets them. The container itself is the driver's to destroy.
 func (c *Client) Leave(ctx context.Context) error {
 	_, err := c.call(ctx, wire.Req{Op: wire.OpLeave}, nil)
+	return err
+}
+
+// Scrub is Leave for a kernel that will serve another sandbox: the guest forgets
+// everything of this one. sandbox.ErrPrecondition if the kernel cannot.
+func (c *Client) Scrub(ctx context.Context) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpScrub}, nil)
 	return err
 }
 
@@ -430,8 +454,7 @@ func (c *Client) heldFrom(op string) bool { return c.held != nil && op != wire.O
 
 // oneEndedLocked wakes Park.
 func (c *Client) oneEndedLocked() {
-	close(c.ended)
-	c.ended = make(chan struct{})
+	c.ended.Tell()
 }
 
 // put keeps a connection that is in step and closes any other.
@@ -454,16 +477,18 @@ func (c *Client) put(cn *conn, inStep bool) {
 func (c *Client) trim() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// Two stay in all: a dial costs two of the ten milliseconds that a kernel fresh
+	// from its pool has for an attach, and who watches for the end of its init takes
+	// one away from the call that comes next.
+	keep := max(1, 2-len(c.busy))
 	n := 0
-	// The last one stays: a dial costs two of the ten milliseconds that a
-	// kernel fresh from its pool has for an attach.
-	for n < len(c.idle)-1 && time.Since(c.idle[n].since) >= idleFor {
+	for n < len(c.idle)-keep && time.Since(c.idle[n].since) >= idleFor {
 		c.idle[n].Close()
 		n++
 	}
 	c.idle = append(c.idle[:0], c.idle[n:]...)
 	c.timer = nil
-	if len(c.idle) > 1 && !c.closed {
+	if len(c.idle) > keep && !c.closed {
 		c.timer = time.AfterFunc(idleFor-time.Since(c.idle[0].since), c.trim)
 	}
 }

@@ -8,12 +8,6 @@ import (
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-// ListOptions bound a directory listing.
-type ListOptions struct {
-	Depth int `json:"depth"` // 1 = the directory's own entries
-	Limit int `json:"limit"`
-}
-
 // ReadFile returns length bytes from offset; 0 = to the end. Symlinks are
 // followed. More than wire.MaxContent at once is sandbox.ErrTooLarge: use Bulk.
 func (c *Client) ReadFile(ctx context.Context, path string, offset, length int64) ([]byte, sandbox.FileInfo, error) {
@@ -49,6 +43,13 @@ func (c *Client) WriteFile(ctx context.Context, path string, data []byte, opt sa
 	return fileOf(wire.OpWrite, res, err)
 }
 
+// Untar unpacks a tar of at most wire.MaxUntar into a directory. Of an older
+// guest it is sandbox.ErrUnsupported: use Bulk.
+func (c *Client) Untar(ctx context.Context, path string, tar []byte, opt sandbox.WriteOptions) error {
+	_, err := c.call(ctx, wire.Req{Op: wire.OpUntar, Path: path, Write: &opt}, tar)
+	return err
+}
+
 // Trust adds a certificate to those of the stores that are there, making the
 // first of another, and then writes it to path: where it is there already nothing
 // is done. missing says that there is no store, and that nothing was done.
@@ -64,8 +65,8 @@ func (c *Client) Stat(ctx context.Context, path string) (sandbox.FileInfo, error
 }
 
 // List returns what is below a directory, parents before children.
-func (c *Client) List(ctx context.Context, path string, opt ListOptions) (files []sandbox.FileInfo, truncated bool, err error) {
-	res, err := c.call(ctx, wire.Req{Op: wire.OpList, Path: path, Depth: opt.Depth, Limit: opt.Limit}, nil)
+func (c *Client) List(ctx context.Context, path string, opt sandbox.ListOptions) (files []sandbox.FileInfo, truncated bool, err error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpList, Path: path, Depth: opt.Depth, Limit: opt.Limit, Flag: opt.Attributes}, nil)
 	return res.Files, res.Truncated, err
 }
 
@@ -101,6 +102,12 @@ func (c *Client) Chmod(ctx context.Context, path string, mode uint32, recursive 
 func (c *Client) Chown(ctx context.Context, path, owner string, recursive bool) error {
 	_, err := c.call(ctx, wire.Req{Op: wire.OpChown, Path: path, User: owner, Flag: recursive}, nil)
 	return err
+}
+
+// SetAttributes makes these all the extended attributes "user.*" of a path.
+func (c *Client) SetAttributes(ctx context.Context, path string, attrs map[string]string) (sandbox.FileInfo, error) {
+	res, err := c.call(ctx, wire.Req{Op: wire.OpSetAttrs, Path: path, Attributes: attrs}, nil)
+	return fileOf(wire.OpSetAttrs, res, err)
 }
 
 // Watch reports changes below a path until ctx ends or sink fails. The first

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -66,16 +67,17 @@ func streamsGoOn(t *testing.T, cut func(*guest.Client) error) {
 	spec := sandbox.ProcessSpec{ExecID: "talker", Args: []string{"sh", "-c", "i=0; while [ ! -e stop ]; do i=$((i+1)); echo $i; done"}}
 	var out strings.Builder
 	started := 0
-	first := make(chan struct{})
+	first := make(chan struct{}) // closed when it talks; a shell may be long in coming to its first line
+	talks := sync.OnceFunc(func() { close(first) })
 	done := make(chan error, 2)
 	go func() {
 		done <- c.Start(t.Context(), spec, 0, func(e sandbox.ProcessEvent) error {
 			if e.Started != nil {
 				started++
-				close(first)
 			}
 			if e.Output != nil {
 				out.Write(e.Output.Data)
+				talks()
 			}
 			return nil
 		})

@@ -17,6 +17,7 @@ func (c *Client) Start(ctx context.Context, spec sandbox.ProcessSpec, offset int
 	input := spec.Input
 	spec.Input = nil
 	ev := &events{op: wire.OpStart, sink: sink}
+	defer c.follow(ev)()
 	return c.run(ctx, wire.Req{Op: wire.OpStart, Spec: &spec, Offset: offset}, input, ev.resume, ev.frame)
 }
 
@@ -24,6 +25,7 @@ func (c *Client) Start(ctx context.Context, spec sandbox.ProcessSpec, offset int
 // output from offset on, then live to its End.
 func (c *Client) Attach(ctx context.Context, execID string, offset int64, sink func(sandbox.ProcessEvent) error) error {
 	ev := &events{op: wire.OpAttach, sink: sink}
+	defer c.follow(ev)()
 	return c.run(ctx, wire.Req{Op: wire.OpAttach, ExecID: execID, Offset: offset}, nil, ev.resume, ev.frame)
 }
 
@@ -34,6 +36,7 @@ type events struct {
 	started string // its exec id; "" before Started
 	next    int64  // offset behind what was handed on; meaningful once more is set
 	more    bool
+	told    told
 }
 
 // resume is what to ask for after the connection was cut: the rest.
@@ -77,7 +80,7 @@ func (e *events) frame(k wire.Kind, p []byte) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if err := e.sink(ev); err != nil {
+	if err := e.hand(ev); err != nil {
 		return false, errStop{err}
 	}
 	return ev.End != nil, nil

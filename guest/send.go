@@ -17,7 +17,7 @@ type sender struct {
 
 	mu      sync.Mutex
 	changed *sync.Cond
-	room    int
+	window  int // bytes that may still be sent before the guest takes more
 	ended   bool
 }
 
@@ -25,7 +25,7 @@ var errEnded = errors.New("the answer ended before the request")
 
 // newSender queues the header.
 func newSender(conn *wire.Conn, r wire.Req, content []byte) (*sender, error) {
-	s := &sender{conn: conn, parts: [][]byte{content}, done: make(chan error, 1), room: wire.Window}
+	s := &sender{conn: conn, parts: [][]byte{content}, done: make(chan error, 1), window: wire.Window}
 	s.changed = sync.NewCond(&s.mu)
 	r.Content = int64(len(content))
 	h, err := json.Marshal(r)
@@ -84,17 +84,17 @@ func (s *sender) send() error {
 func (s *sender) take(n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.room < n && !s.ended {
+	for s.window < n && !s.ended {
 		s.changed.Wait()
 	}
-	s.room -= n
+	s.window -= n
 	return !s.ended
 }
 
 // credit says that the guest has taken n bytes.
 func (s *sender) credit(n int) {
 	s.mu.Lock()
-	s.room += n
+	s.window += n
 	s.mu.Unlock()
 	s.changed.Signal()
 }

@@ -234,7 +234,7 @@ func (b *build) debootstrap(suite string, packages []string, sources []aptSource
 		return nil
 	case b.ctx.Err() != nil:
 		return b.ctx.Err()
-	case errors.As(err, &se) || errors.Is(err, syscall.ENOSPC):
+	case errors.As(err, &se) || sandbox.NoSpace(err):
 		return err
 	case freeBytes(b.ws.dir) < 32*mib:
 		return fmt.Errorf("mmdebstrap: %w: %s", syscall.ENOSPC, tail)

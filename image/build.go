@@ -1,13 +1,16 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"os"
 	"runtime"
+	"sync"
 
 	"github.com/cove-sandbox/cove/image/erofs"
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -20,20 +23,38 @@ type build struct {
 	ws       *workspace
 	progress *reporter
 	prepare  func() error // the tree, before it is written; complete unless said otherwise
+	packing  sync.Mutex   // held by who packs a layer, for its spool
 }
 
 // build runs make in a fresh workspace and commits what it describes. Whatever
 // happens, the workspace is gone afterwards.
 func (l *Library) build(ctx context.Context, op string, progress func(sandbox.Progress),
-	make func(b *build) (sidecar, error)) (_ sandbox.Image, err error) {
+	make func(b *build) (sidecar, error)) (img sandbox.Image, err error) {
+	err = l.work(ctx, op, progress, func(b *build) error {
+		side, err := make(b)
+		if err == nil {
+			side, err = b.commit(side)
+		}
+		if err != nil {
+			return err
+		}
+		img = side.Image
+		b.progress.step("done", img.Size, img.Size)
+		return nil
+	})
+	return img, err
+}
+
+// work runs do in a fresh workspace, which is gone afterwards.
+func (l *Library) work(ctx context.Context, op string, progress func(sandbox.Progress), do func(b *build) error) error {
 	ctx, done, err := l.begin(ctx)
 	if err != nil {
-		return sandbox.Image{}, sandbox.WithOp(op, err)
+		return sandbox.WithOp(op, err)
 	}
 	defer done()
 	ws, err := l.newWorkspace(ctx)
 	if err != nil {
-		return sandbox.Image{}, asError(ctx, op, err)
+		return asError(ctx, op, err)
 	}
 	defer func() {
 		if cerr := ws.close(); cerr != nil {
@@ -43,15 +64,7 @@ func (l *Library) build(ctx context.Context, op string, progress func(sandbox.Pr
 	b := &build{lib: l, ctx: ctx, ws: ws, progress: newReporter(progress), flattener: newFlattener(l.limits, ws)}
 	b.prepare = b.complete
 	defer b.flattener.close()
-	side, err := make(b)
-	if err == nil {
-		side, err = b.commit(side)
-	}
-	if err != nil {
-		return sandbox.Image{}, asError(ctx, op, err)
-	}
-	b.progress.step("done", side.Image.Size, side.Image.Size)
-	return side.Image, nil
+	return asError(ctx, op, do(b))
 }
 
 // commit completes the tree, writes it and moves it into place: temporary
@@ -63,6 +76,12 @@ func (b *build) commit(side sidecar) (sidecar, error) {
 	}
 	if side.Image.Platform == "" && side.Image.Source != SourceData {
 		side.Image.Platform = "linux/" + runtime.GOARCH
+	}
+	if side.Image.Source != SourceData {
+		var err error
+		if side.Image.Config.Authorities, err = b.authorities(); err != nil {
+			return side, err
+		}
 	}
 	side.Notes = b.notes
 	uuid, err := configUUID(side)
@@ -95,7 +114,7 @@ func (b *build) commit(side sidecar) (sidecar, error) {
 		return side, err
 	}
 	sideTmp := b.ws.path("image.json")
-	if err := writeSynced(sideTmp, data); err != nil {
+	if err := durable.Stage(sideTmp, bytes.NewReader(data), 0o600); err != nil {
 		return side, err
 	}
 	unlock, err := b.lib.lockNames(b.ctx)
@@ -108,12 +127,12 @@ func (b *build) commit(side sidecar) (sidecar, error) {
 	}
 	if info, err := os.Stat(b.lib.blobPath(digest)); err == nil && info.Size() == size {
 		// Already here. Keep the file whose pages running sandboxes share.
-		return side, syncDir(b.lib.blobDir())
+		return side, durable.Sync(b.lib.blobDir())
 	}
 	if err := os.Rename(tmp, b.lib.blobPath(digest)); err != nil {
 		return side, err
 	}
-	return side, syncDir(b.lib.blobDir())
+	return side, durable.Sync(b.lib.blobDir())
 }
 
 // configUUID makes the config part of the content: the same files with another
@@ -152,16 +171,4 @@ func (b *build) writeImage(path string, uuid [16]byte) (digest string, size int6
 	}
 	digest, err = w.digest() // last: it is computed while the disk works
 	return digest, size, err
-}
-
-func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	return f.Sync()
 }

@@ -43,46 +43,56 @@ func (l *Library) Derive(ctx context.Context, baseID string, diff io.Reader, pro
 		if err != nil {
 			return sidecar{}, err
 		}
-		noted := b.setNotesAside()
 		b.progress.step("flatten", 0, 0)
-		plain, err := decompress(&counted{contextReader{b.ctx, diff}, b.progress}, b.limits)
-		if err != nil {
+		if err := b.change(b.ctx, &counted{diff, b.progress}); err != nil {
 			return sidecar{}, err
 		}
-		defer plain.Close()
-		if err := b.apply(b.ctx, plain, formDiff); err != nil {
-			return sidecar{}, err
-		}
-		b.takeNotesBack(noted)
 		return sidecar{Image: sandbox.Image{Source: SourceDerived, Platform: side.Image.Platform, Config: side.Image.Config}}, nil
 	})
 }
 
+// change applies a tar of changes.
+func (f *flattener) change(ctx context.Context, diff io.Reader) error {
+	noted := f.setNotesAside()
+	plain, err := decompress(contextReader{ctx, diff}, f.limits)
+	if err != nil {
+		return err
+	}
+	defer plain.Close()
+	if err := f.apply(ctx, plain, formDiff); err != nil {
+		return err
+	}
+	f.takeNotesBack(noted)
+	return nil
+}
+
 // loadBase reads an image's tree. Its file stays open until the new image is
 // written, so it may be deleted meanwhile.
-func (b *build) loadBase(id string) (sidecar, error) {
-	side, err := b.lib.sidecar(id)
+func (b *build) loadBase(id string) (sidecar, error) { return b.flattener.loadBase(b.lib, id) }
+
+func (f *flattener) loadBase(lib *Library, id string) (sidecar, error) {
+	side, err := lib.sidecar(id)
 	if err != nil {
 		return side, err
 	}
-	p, err := b.lib.Path(id)
+	p, err := lib.Path(id)
 	if err != nil {
 		return side, err
 	}
-	f, err := os.Open(p)
+	file, err := os.Open(p)
 	if err != nil {
 		return side, notHere("", id, err)
 	}
-	b.cleanup = append(b.cleanup, func() { f.Close() })
-	r, err := erofs.Open(f)
+	f.cleanup = append(f.cleanup, func() { file.Close() })
+	r, err := erofs.Open(file)
 	if err == nil {
-		b.root, err = r.Tree(b.countBase)
+		f.root, err = r.Tree(f.countBase)
 	}
 	if errors.Is(err, erofs.ErrFormat) {
 		return side, (&sandbox.Error{Class: sandbox.Corrupt, Msg: "image " + id, Err: err}).
 			WithHint("delete the image and pull, import or derive it again; check the disk")
 	}
-	b.notes = side.Notes
+	f.notes = side.Notes
 	return side, err
 }
 

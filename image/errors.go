@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os/exec"
-	"syscall"
 
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -17,7 +16,7 @@ func asError(ctx context.Context, op string, err error) error {
 	}
 	var se *sandbox.Error
 	switch {
-	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
+	case sandbox.NoSpace(err):
 		return (&sandbox.Error{Class: sandbox.DiskFull, Op: op, Msg: "no space left for the image", Err: err}).
 			WithHint("free space on the image directory's file system, or delete images that are not used")
 	case ctx.Err() != nil && errors.Is(context.Cause(ctx), errClosed):

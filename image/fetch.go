@@ -36,7 +36,10 @@ const (
 )
 
 // blobs fetches from one repository into the library's partial directory,
-// where the next pull finds what this one did not finish.
+// where the next pull of the same repository finds what this one did not finish.
+// Another repository's does not: it may be of whoever cannot read this one, who
+// names a blob of it and would be given what is here without ever having had it,
+// or be told how much of it is.
 // (go-containerregistry's own layers start again from zero.)
 type blobs struct {
 	lib      *Library
@@ -55,7 +58,7 @@ func (b *blobs) fetch(ctx context.Context, d v1.Descriptor) (*os.File, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "", "blob digest %s is not SHA-256", d.Digest)
 	}
-	f, err := b.openPartial(ctx, d.Digest.Hex)
+	f, err := b.openPartial(ctx, b.lib.partialPath(b.repo, d.Digest))
 	if err != nil {
 		return nil, err
 	}
@@ -66,13 +69,16 @@ func (b *blobs) fetch(ctx context.Context, d v1.Descriptor) (*os.File, error) {
 	return f, nil
 }
 
-func (l *Library) partialPath(hex string) string { return filepath.Join(l.partialDir(), hex) }
+func (l *Library) partialPath(repo name.Repository, blob v1.Hash) string {
+	of := sha256.Sum256([]byte(repo.Name()))
+	return filepath.Join(l.partialDir(), hex.EncodeToString(of[:8])+"-"+blob.Hex)
+}
 
 // openPartial opens and locks the file, and makes sure that the name still
 // leads to it: a pull that finished meanwhile has removed the name.
-func (b *blobs) openPartial(ctx context.Context, hex string) (*os.File, error) {
+func (b *blobs) openPartial(ctx context.Context, path string) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(b.lib.partialPath(hex), os.O_CREATE|os.O_RDWR, 0o600)
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
 			return nil, err
 		}
@@ -80,7 +86,7 @@ func (b *blobs) openPartial(ctx context.Context, hex string) (*os.File, error) {
 			f.Close()
 			return nil, err
 		}
-		if sameFile(f, b.lib.partialPath(hex)) {
+		if sameFile(f, path) {
 			return f, nil
 		}
 		f.Close()

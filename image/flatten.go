@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"os"
@@ -31,8 +30,10 @@ type flattener struct {
 	names    int64
 
 	// Of the layer being applied.
-	touched map[entry]struct{}  // what it added; whiteouts of the same layer spare these
-	dropped map[string]struct{} // devices it had; hard links to them go too
+	without []string               // absolute paths that are left out, with all below
+	aside   map[string]*erofs.Node // files of those, by name
+	touched map[entry]struct{}     // what it added; whiteouts of the same layer spare these
+	dropped map[string]struct{}    // devices it had; hard links to them go too
 }
 
 // entry is a name in a directory. Hard links share a node, so a node alone
@@ -62,7 +63,7 @@ func (f *flattener) close() {
 }
 
 func (f *flattener) newSpool() (*os.File, error) {
-	s, err := os.OpenFile(f.ws.path(fmt.Sprintf("spool-%d", len(f.spools))), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	s, err := os.CreateTemp(f.ws.dir, "spool-") // two trees may share a workspace
 	if err == nil {
 		f.spools = append(f.spools, s)
 	}
@@ -91,7 +92,7 @@ func (f *flattener) apply(ctx context.Context, layer io.Reader, form form) error
 // applySpooled reads a layer that is, or through w becomes, the content of
 // spool.
 func (f *flattener) applySpooled(ctx context.Context, layer io.Reader, spool *os.File, w io.Writer, form form) error {
-	f.touched, f.dropped = map[entry]struct{}{}, map[string]struct{}{}
+	f.touched, f.dropped, f.aside = map[entry]struct{}{}, map[string]struct{}{}, map[string]*erofs.Node{}
 	in := &spooler{ctx: ctx, r: layer, w: w, left: f.limits.Unpacked - f.unpacked, limit: f.limits.Unpacked}
 	tr := tar.NewReader(in)
 	end := int64(0) // of the entries so far
@@ -153,6 +154,10 @@ func (f *flattener) applyEntry(hdr *tar.Header, tr *tar.Reader, in *spooler, spo
 		}
 		return setMeta(f.root, hdr)
 	}
+	out := f.isWithout(parts)
+	if out && hdr.Typeflag != tar.TypeReg {
+		return f.count(len(hdr.Name))
+	}
 	base := parts[len(parts)-1]
 	if form == formLayer && strings.HasPrefix(base, ".wh.") || form == formDiff && isEmptyWhiteout(hdr, base) {
 		return f.whiteout(parts[:len(parts)-1], base)
@@ -201,6 +206,10 @@ func (f *flattener) applyEntry(hdr *tar.Header, tr *tar.Reader, in *spooler, spo
 	if err := setMeta(n, hdr); err != nil {
 		return err
 	}
+	if out { // what stays may be another name of it: package managers link files out of their caches
+		f.aside[strings.Join(parts, "/")] = n
+		return f.count(len(hdr.Name))
+	}
 	f.noteXattrs(parts, hdr, form)
 	dir, err := f.walk(parts[:len(parts)-1], true)
 	if err != nil {
@@ -216,6 +225,20 @@ func (f *flattener) applyEntry(hdr *tar.Header, tr *tar.Reader, in *spooler, spo
 		return setMeta(old, hdr) // a directory named again keeps its content
 	}
 	return f.put(dir, base, n)
+}
+
+// isWithout says whether a name is left out of the layer being applied.
+func (f *flattener) isWithout(parts []string) bool {
+	if len(f.without) == 0 {
+		return false
+	}
+	name := "/" + strings.Join(parts, "/")
+	for _, w := range f.without {
+		if name == w || strings.HasPrefix(name, w+"/") {
+			return true
+		}
+	}
+	return false
 }
 
 // drop remembers a name that is left out.
@@ -301,8 +324,8 @@ func (f *flattener) hardLink(parts []string, hdr *tar.Header, form form) error {
 		}
 		return f.drop(parts)
 	}
-	var n *erofs.Node
-	if len(target) > 0 {
+	n := f.aside[strings.Join(target, "/")]
+	if n == nil && len(target) > 0 {
 		dir, err := f.walk(target[:len(target)-1], false)
 		if err != nil {
 			return err

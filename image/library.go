@@ -18,6 +18,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cove-sandbox/cove/egress/inward"
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/google/go-containerregistry/pkg/authn"
 )
@@ -43,6 +45,7 @@ type Library struct {
 	transport http.RoundTripper // to registries
 	log       *slog.Logger
 	limits    Limits
+	packings  packings
 
 	mu     sync.Mutex
 	closed bool
@@ -58,6 +61,10 @@ type sidecar struct {
 	Image  sandbox.Image `json:"image"`
 	Notes  Notes         `json:"notes"`
 	Recipe string        `json:"recipe,omitempty"` // digest of what a bootstrap was asked for
+
+	// Of what a build made, for registries.
+	Base    string               `json:"base,omitempty"` // image it was built on first
+	History []sandbox.BuiltLayer `json:"history,omitempty"`
 }
 
 // Notes say what of the source is not in the image.
@@ -68,6 +75,9 @@ type Notes struct {
 	Xattrs    int              `json:"xattrs,omitempty"`
 	XattrList map[string]xattr `json:"xattr_list,omitempty"` // the first maxXattrNotes paths
 	Mounts    int              `json:"mounts,omitempty"`     // other file systems below an imported directory
+	// Authorities are files of /etc/cove/ca.d, 16 at most, that hold no
+	// certificates, a private key beside them, or too many.
+	Authorities []string `json:"authorities,omitempty"`
 }
 
 type xattr map[string][]byte
@@ -84,7 +94,7 @@ func Open(dir string, opts Options) (*Library, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	allowed, err := parseRegistries(opts.Registries)
+	allowed, err := inward.Parse("registry-allow", opts.Registries)
 	if err != nil {
 		return nil, sandbox.WithOp(op, err)
 	}
@@ -92,7 +102,7 @@ func Open(dir string, opts Options) (*Library, error) {
 	if err != nil {
 		return nil, asError(context.Background(), op, err)
 	}
-	l := &Library{dir: dir, opts: opts, transport: allowed.transport(opts.Roots), log: opts.Log, limits: opts.Limits.withDefaults()}
+	l := &Library{dir: dir, opts: opts, transport: allowed.Transport(opts.Roots), log: opts.Log, limits: opts.Limits.withDefaults()}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	for _, d := range []string{l.blobDir(), l.partialDir(), l.tmpDir()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -246,7 +256,7 @@ func (l *Library) Delete(ctx context.Context, id string) error {
 	if err := os.Remove(l.sidecarPath(h)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return asError(ctx, op, err)
 	}
-	return asError(ctx, op, syncDir(l.blobDir()))
+	return asError(ctx, op, durable.Sync(l.blobDir()))
 }
 
 // Verify reads an image and compares it with its name; sandbox.ErrCorrupt if

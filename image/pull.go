@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"io"
+	"maps"
 	"math"
 	"net/http"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sync/errgroup"
 )
@@ -47,7 +49,7 @@ func (l *Library) PullAs(ctx context.Context, who sandbox.RegistryAccess, ref, p
 	}
 	return l.build(ctx, op, progress, func(b *build) (sidecar, error) {
 		b.progress.step("resolve", 0, 0)
-		rt, err := l.login(b.ctx, who, r.Context())
+		rt, err := l.login(b.ctx, who, r.Context(), transport.PullScope)
 		if err != nil {
 			return sidecar{}, err
 		}
@@ -61,7 +63,7 @@ func (l *Library) PullAs(ctx context.Context, who sandbox.RegistryAccess, ref, p
 		// A download is worth keeping for the next attempt only where that
 		// could end differently, and where it does not fill the disk.
 		if class := sandbox.ClassOf(asError(b.ctx, op, err)); class != sandbox.Canceled && class != sandbox.DeadlineReached && class != sandbox.Unavailable {
-			l.forgetPartials(manifest)
+			l.forgetPartials(r.Context(), manifest)
 		}
 		side.Image.Source = r.Context().Name() + "@" + digest.String()
 		return side, err
@@ -86,15 +88,15 @@ func (b *build) pullImage(blobs *blobs, m *v1.Manifest, want v1.Platform) (sidec
 
 // forgetPartials removes the blobs of an image from the partial directory,
 // except those another pull is at.
-func (l *Library) forgetPartials(m *v1.Manifest) {
+func (l *Library) forgetPartials(repo name.Repository, m *v1.Manifest) {
 	for _, d := range append(slices.Clone(m.Layers), m.Config) {
-		name := l.partialPath(d.Digest.Hex)
-		f, err := os.Open(name)
+		path := l.partialPath(repo, d.Digest)
+		f, err := os.Open(path)
 		if err != nil {
 			continue
 		}
 		if tryFlock(f) == nil {
-			os.Remove(name)
+			os.Remove(path)
 		}
 		f.Close()
 	}
@@ -256,7 +258,22 @@ func imageConfig(c v1.Config) sandbox.ImageConfig {
 		User:       c.User,
 		Entrypoint: c.Entrypoint,
 		Cmd:        c.Cmd,
+
+		Labels:       c.Labels,
+		ExposedPorts: slices.Sorted(maps.Keys(c.ExposedPorts)),
+		Volumes:      slices.Sorted(maps.Keys(c.Volumes)),
+		StopSignal:   c.StopSignal,
+		Shell:        c.Shell,
+		OnBuild:      c.OnBuild,
+		Healthcheck:  healthcheck(c.Healthcheck),
 	}
+}
+
+func healthcheck(h *v1.HealthConfig) *sandbox.Healthcheck {
+	if h == nil {
+		return nil
+	}
+	return &sandbox.Healthcheck{Test: h.Test, Interval: h.Interval, Timeout: h.Timeout, StartPeriod: h.StartPeriod, Retries: h.Retries}
 }
 
 func parsePlatform(s string) (v1.Platform, error) {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cove-sandbox/cove/egress/inward"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -22,7 +23,7 @@ import (
 // result adds them to every request to that registry, and to no other host.
 // Registries on the loopback and on private addresses, if the operator allows
 // them, may speak plain HTTP (go-containerregistry's rule).
-func (l *Library) login(ctx context.Context, who sandbox.RegistryAccess, repo name.Repository) (http.RoundTripper, error) {
+func (l *Library) login(ctx context.Context, who sandbox.RegistryAccess, repo name.Repository, scope string) (http.RoundTripper, error) {
 	auth, err := authn.Anonymous, error(nil)
 	switch {
 	case who.Username != "":
@@ -36,11 +37,29 @@ func (l *Library) login(ctx context.Context, who sandbox.RegistryAccess, repo na
 	}
 	base := transport.NewRetry(l.transport, transport.WithRetryBackoff(transport.Backoff{
 		Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3}))
-	rt, err := transport.NewWithContext(ctx, repo.Registry, auth, base, []string{repo.Scope(transport.PullScope)})
+	rt, err := transport.NewWithContext(ctx, repo.Registry, auth, base, []string{repo.Scope(scope)})
 	if err != nil {
 		return nil, l.registryError(repo.Registry, err)
 	}
 	return rt, nil
+}
+
+// knows asks a registry whether it takes the credentials of a login. Where that is
+// done with tokens, login itself has asked.
+func (l *Library) knows(ctx context.Context, rt http.RoundTripper, reg name.Registry) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, reg.Scheme()+"://"+reg.RegistryStr()+"/v2/", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := rt.RoundTrip(req)
+	if err != nil {
+		return l.registryError(reg, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusUnauthorized {
+		return l.registryError(reg, transport.CheckError(resp, http.StatusOK))
+	}
+	return nil
 }
 
 // registryError gives a registry's answer its class and a way out. What it said
@@ -52,7 +71,7 @@ func (l *Library) registryError(reg name.Registry, err error) error {
 		return err
 	}
 	l.log.Info("registry", "name", reg.Name(), "err", err)
-	if errors.Is(err, errInward) {
+	if errors.Is(err, inward.ErrInward) {
 		return (&sandbox.Error{Class: sandbox.Denied, Msg: "registry " + reg.Name() + " leads into this server's own network"}).
 			WithHint("if that is meant, the operator allows it: cove serve --registry-allow %s", reg.Name())
 	}
@@ -78,14 +97,17 @@ func (l *Library) registryError(reg name.Registry, err error) error {
 		return &sandbox.Error{Class: sandbox.Unavailable, Msg: fmt.Sprintf("%s answered %d", reg.Name(), te.StatusCode)}
 	}
 	var op *net.OpError
+	var dns *net.DNSError
 	var cert *tls.CertificateVerificationError
 	var ue *url.Error
 	var ne net.Error
 	switch {
 	case errors.As(err, &cert):
 		return unavailable(reg, errors.New("its certificate is not trusted"))
+	case errors.As(err, &dns):
+		return unavailable(reg, errors.New("its name leads nowhere"))
 	case errors.As(err, &op) && op.Op == "dial":
-		return unavailable(reg, op)
+		return unavailable(reg, errors.New("nobody answers there")) // where is not said, nor by whose word
 	case errors.As(err, &ue), errors.As(err, &ne):
 		return unavailable(reg, errors.New("it did not answer as registries do"))
 	}

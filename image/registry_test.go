@@ -4,7 +4,9 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"log"
@@ -18,6 +20,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cove-sandbox/cove/image"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -57,6 +60,20 @@ func startRegistry(t *testing.T) *testRegistry {
 }
 
 func (r *testRegistry) behind(wrap func(next http.Handler) http.Handler) { r.wrap.Store(&wrap) }
+
+// countUploads counts the blobs that are sent from now on.
+func (r *testRegistry) countUploads() *atomic.Int32 {
+	var n atomic.Int32
+	r.behind(func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if req.Method == http.MethodPut && strings.Contains(req.URL.Path, "/blobs/") {
+				n.Add(1)
+			}
+			next.ServeHTTP(w, req)
+		})
+	})
+	return &n
+}
 
 func (r *testRegistry) push(t *testing.T, repo string, img v1.Image) string {
 	t.Helper()
@@ -401,11 +418,65 @@ func TestPullMendsABadPartial(t *testing.T) {
 	dir := t.TempDir()
 	lib := libraryAt(t, dir, image.Options{})
 	d, _ := l.Digest()
-	if err := os.WriteFile(filepath.Join(dir, "partial", d.Hex), make([]byte, 5000), 0o600); err != nil {
+	repo := sha256.Sum256([]byte(ref))
+	if err := os.WriteFile(filepath.Join(dir, "partial", hex.EncodeToString(repo[:8])+"-"+d.Hex), make([]byte, 5000), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := lib.Pull(t.Context(), ref, "linux/amd64", nil); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What is here of a private repository's blob is not for who names the blob in a
+// repository of his own: he would have the layer without a right to it.
+func TestPullGivesNobodyAnothersBlobs(t *testing.T) {
+	theirs, ours := startRegistry(t), startRegistry(t)
+	secret := layer(t, pack(t, reg("secret", noise(1<<20))))
+	ref := theirs.push(t, "private/app", ociImage(t, "linux/amd64", v1.Config{}, secret, layer(t, pack(t, reg("b", noise(4<<20))))))
+	digest, _ := secret.Digest()
+	size, _ := secret.Size()
+	dir := t.TempDir()
+	lib := libraryAt(t, dir, image.Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	// The other layer does not come, and the pull is given up when the first is here.
+	theirs.behind(func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			for isBlob(req) && !strings.Contains(req.URL.Path, digest.Hex) {
+				found, _ := filepath.Glob(filepath.Join(dir, "partial", "*"+digest.Hex))
+				if len(found) == 1 {
+					if is, err := os.Stat(found[0]); err == nil && is.Size() == size {
+						cancel()
+						panic(http.ErrAbortHandler)
+					}
+				}
+				time.Sleep(time.Millisecond)
+			}
+			next.ServeHTTP(w, req)
+		})
+	})
+	_, err := lib.Pull(ctx, ref, "linux/amd64", nil)
+	wantClass(t, err, sandbox.Canceled)
+
+	// A registry that knows no more of the layer than its digests and size.
+	var asked atomic.Pointer[string]
+	forged := ours.push(t, "mine", ociImage(t, "linux/amd64", v1.Config{}, secret))
+	ours.behind(func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if isBlob(req) && strings.Contains(req.URL.Path, digest.Hex) {
+				have := req.Header.Get("Range")
+				asked.Store(&have)
+				w.WriteHeader(http.StatusNotFound)
+				return
+			}
+			next.ServeHTTP(w, req)
+		})
+	})
+	img, err := lib.Pull(t.Context(), forged, "linux/amd64", nil)
+	if err == nil {
+		t.Fatalf("image %s has the layer of somebody else: %d files", img.ID, len(files(t, lib, img.ID)))
+	}
+	if have := asked.Load(); have == nil || *have != "" {
+		t.Errorf("the registry was asked for %v; all of the blob would tell nothing", have)
 	}
 }
 
@@ -442,6 +513,18 @@ func TestPullChoosesThePlatform(t *testing.T) {
 	wantClass(t, err, sandbox.Unsupported)
 	_, err = lib.Pull(t.Context(), single, "windows", nil)
 	wantClass(t, err, sandbox.Invalid)
+}
+
+// What this machine's resolver and network are is no business of who pulls.
+func TestPullErrorsHideTheNetwork(t *testing.T) {
+	lib := library(t, image.Options{})
+	for ref, says := range map[string]string{"no-such-registry.invalid/app": "leads nowhere", "127.0.0.1:1/app": "nobody answers"} {
+		_, err := lib.Pull(t.Context(), ref, "linux/amd64", nil)
+		wantClass(t, err, sandbox.Unavailable)
+		if msg := err.Error(); !strings.Contains(msg, says) || strings.Contains(msg, "lookup") || strings.Contains(msg, "dial") || strings.Contains(msg, ":53") {
+			t.Errorf("%s: %s", ref, msg)
+		}
+	}
 }
 
 func TestPullErrorsSayWhat(t *testing.T) {

@@ -107,6 +107,9 @@ func (f *flattener) walk(parts []string, create bool) (*erofs.Node, error) {
 // lookup finds the node at a path and follows symlinks to the end; nil if
 // there is none.
 func (f *flattener) lookup(name string) *erofs.Node {
+	if path.Clean(name) == "/" {
+		return f.root
+	}
 	for range maxLinks {
 		dir, err := f.walk(strings.Split(path.Dir(name), "/"), false)
 		if err != nil || dir == nil {

@@ -1,13 +1,26 @@
-// Package node runs sandboxes on one machine: it admits them, gives each a
-// kernel from a pool of booted ones, ends them when their time is over, and
-// finds them again after it was itself killed.
+// Package node is the contract between the control plane and a node, the part
+// that runs sandboxes on one machine.
 //
-// What must survive is in the journal ([Node] appends before it answers);
-// everything else is rebuilt by [Open], which is the recovery: there is no
-// other way to start. Sandboxes do not notice a node's restart.
+// Everything in it can cross machines: values in, values out, a context and an
+// error in every call, nothing live. What takes long is a stream ([iter.Seq2],
+// [io.Reader], [io.Writer], [Conn]); what the caller has to record in the middle
+// is two calls with a token between them ([Node.PrepareSnapshot]); what the
+// caller could forget is a lease that ends by itself ([Node.Hold]).
 //
-// Order of locks: Node.mu, then the small ones inside timers, notices,
-// kernelSet and pool. None is held across I/O. A sandbox's op slot serialises
-// what its kernel's contract wants serialised (Attach, Reset, Destroy) and may
-// be held for long; it is taken with no lock held.
+// Package agent is a node, package remote is one in another process, and
+// nodetest says of both, and of any other, whether they keep the contract.
+//
+// Rules for every method:
+//
+//   - Errors are *sandbox.Error. Of a sandbox that is not here it is
+//     sandbox.ErrNoSandbox, of one that has ended sandbox.ErrEnded, until its end
+//     is acknowledged.
+//   - A context that ends ends the call, with sandbox.ErrCanceled or ErrDeadline.
+//     What was begun and cannot be left half done is finished without the caller.
+//   - A stream is an iterator that works when it is ranged over and holds nothing
+//     before. An error is its last element. Whoever stops ranging has cut it: what
+//     it did on the node ends, processes go on.
+//   - Calls that need the sandbox wake it and keep it awake for as long as they
+//     last: those into its processes, files and ports, Reset, Mount, UseSecrets and
+//     snapshots of files. The others leave it asleep.
 package node

@@ -29,6 +29,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -48,8 +49,8 @@ const (
 	Node   Kind = "node"
 )
 
-// Authority signs certificates. Safe for concurrent use.
-type Authority struct {
+// InstallationCA signs the certificates of the parts of an installation. Safe for concurrent use.
+type InstallationCA struct {
 	dir   string
 	clock func() time.Time
 
@@ -66,14 +67,14 @@ const (
 
 // Open reads the authority of a directory, making both if they are not there.
 // The key is readable by its owner only.
-func Open(dir string, clock func() time.Time) (*Authority, error) {
+func Open(dir string, clock func() time.Time) (*InstallationCA, error) {
 	if clock == nil {
 		clock = time.Now
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, problem(err, "the directory of the authority cannot be made")
 	}
-	a := &Authority{dir: dir, clock: clock}
+	a := &InstallationCA{dir: dir, clock: clock}
 	_, certErr := os.Stat(a.path(certFile))
 	_, keyErr := os.Stat(a.path(keyFile))
 	if errors.Is(certErr, fs.ErrNotExist) && errors.Is(keyErr, fs.ErrNotExist) {
@@ -82,12 +83,12 @@ func Open(dir string, clock func() time.Time) (*Authority, error) {
 	return a, a.load()
 }
 
-func (a *Authority) path(name string) string { return filepath.Join(a.dir, name) }
+func (a *InstallationCA) path(name string) string { return filepath.Join(a.dir, name) }
 
 // CertFile is what whoever is to trust the authority is given.
-func (a *Authority) CertFile() string { return a.path(certFile) }
+func (a *InstallationCA) CertFile() string { return a.path(certFile) }
 
-func (a *Authority) load() error {
+func (a *InstallationCA) load() error {
 	certs, err := ReadCertificates(a.path(certFile))
 	if err != nil {
 		return err
@@ -115,7 +116,7 @@ func (a *Authority) load() error {
 }
 
 // still are those of certs that have not ended; the first is always kept.
-func (a *Authority) still(certs []*x509.Certificate) []*x509.Certificate {
+func (a *InstallationCA) still(certs []*x509.Certificate) []*x509.Certificate {
 	out := certs[:1:1]
 	for _, c := range certs[1:] {
 		if a.clock().Before(c.NotAfter) {
@@ -128,7 +129,7 @@ func (a *Authority) still(certs []*x509.Certificate) []*x509.Certificate {
 // Roll makes a new authority that signs from now on. The one before stays
 // trusted until it ends, so that what it signed goes on; give the new file out
 // before the last certificate of the old one ends.
-func (a *Authority) Roll() error {
+func (a *InstallationCA) Roll() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -161,10 +162,10 @@ func (a *Authority) Roll() error {
 	}
 	// The key first: a crash between the two leaves a key that does not fit,
 	// which the next Open says, and never a certificate that nobody can use.
-	if err := writeWhole(a.path(keyFile), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600); err != nil {
+	if err := writeFile(a.path(keyFile), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600); err != nil {
 		return err
 	}
-	if err := writeWhole(a.path(certFile), certs.Bytes(), 0o644); err != nil {
+	if err := writeFile(a.path(certFile), certs.Bytes(), 0o644); err != nil {
 		return err
 	}
 	a.cert, a.key, a.trusted = cert, key, trusted
@@ -172,7 +173,7 @@ func (a *Authority) Roll() error {
 }
 
 // Pool is what to trust.
-func (a *Authority) Pool() *x509.CertPool {
+func (a *InstallationCA) Pool() *x509.CertPool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	pool := x509.NewCertPool()
@@ -184,7 +185,7 @@ func (a *Authority) Pool() *x509.CertPool {
 
 // Fingerprint is the SHA-256 of the authority's certificate, for people to
 // compare.
-func (a *Authority) Fingerprint() string {
+func (a *InstallationCA) Fingerprint() string {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return Fingerprint(a.cert)
@@ -206,7 +207,7 @@ func Fingerprint(c *x509.Certificate) string {
 
 // Issue signs a certificate for a server or node with a name of its own, good
 // for the host names and addresses given.
-func (a *Authority) Issue(kind Kind, name string, hosts ...string) (tls.Certificate, error) {
+func (a *InstallationCA) Issue(kind Kind, name string, hosts ...string) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, err
@@ -296,23 +297,8 @@ func problem(err error, msg string) error {
 	return &sandbox.Error{Class: sandbox.Precondition, Op: "pki", Msg: msg, Err: err}
 }
 
-// writeWhole replaces a small file: a reader sees the old one or the new one.
-func writeWhole(name string, content []byte, mode fs.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*")
-	if err != nil {
-		return problem(err, "cannot write "+name)
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	if _, err = f.Write(content); err == nil {
-		if err = f.Chmod(mode); err == nil {
-			err = f.Sync()
-		}
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
+func writeFile(name string, content []byte, mode fs.FileMode) error {
+	if err := durable.Write(name, content, mode); err != nil {
 		return problem(fmt.Errorf("%s: %w", name, err), "cannot write a file of the authority")
 	}
 	return nil

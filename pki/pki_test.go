@@ -18,7 +18,7 @@ type clock struct{ now time.Time }
 
 func (c *clock) get() time.Time { return c.now }
 
-func open(t *testing.T, dir string, c *clock) *Authority {
+func open(t *testing.T, dir string, c *clock) *InstallationCA {
 	t.Helper()
 	a, err := Open(dir, c.get)
 	if err != nil {
@@ -27,7 +27,7 @@ func open(t *testing.T, dir string, c *clock) *Authority {
 	return a
 }
 
-func renewing(t *testing.T, a *Authority, kind Kind, name string) *Renewing {
+func renewing(t *testing.T, a *InstallationCA, kind Kind, name string) *Renewing {
 	t.Helper()
 	r, err := a.Renewing(kind, name, "127.0.0.1")
 	if err != nil {

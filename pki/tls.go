@@ -21,7 +21,7 @@ type Renewing struct {
 }
 
 // Renewing issues now and again when it is time.
-func (a *Authority) Renewing(kind Kind, name string, hosts ...string) (*Renewing, error) {
+func (a *InstallationCA) Renewing(kind Kind, name string, hosts ...string) (*Renewing, error) {
 	r := &Renewing{clock: a.clock, issue: func() (tls.Certificate, error) { return a.Issue(kind, name, hosts...) }}
 	_, err := r.get()
 	return r, err
@@ -57,7 +57,7 @@ func (r *Renewing) ServerTLS() *tls.Config {
 // both show a certificate of the authority, and the other end's is of the kind
 // wanted. It is looked at in every handshake, resumed ones too; what an
 // authority that was rolled trusts is asked each time.
-func (a *Authority) MutualTLS(own *Renewing, want Kind) *tls.Config {
+func (a *InstallationCA) MutualTLS(own *Renewing, want Kind) *tls.Config {
 	check := func(cs tls.ConnectionState) error {
 		if len(cs.PeerCertificates) == 0 {
 			return &sandbox.Error{Class: sandbox.Unauthenticated, Op: "pki.peer", Msg: "the other end has shown no certificate"}

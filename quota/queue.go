@@ -69,6 +69,28 @@ func (q *Queue) Heads() []int64 {
 	return out
 }
 
+// Ahead is how many will be served before one that waits, if all fit; -1 if it
+// does not wait.
+func (q *Queue) Ahead(ticket int64) int {
+	own := q.lines[q.tickets[ticket]]
+	if own == nil {
+		return -1
+	}
+	n := slices.Index(own.waiting, ticket)
+	turn := own.turn + float64(n)*own.step
+	for _, l := range q.lines {
+		if l == own || len(l.waiting) == 0 || l.turn > turn {
+			continue
+		}
+		before := min(int((turn-l.turn)/l.step)+1, len(l.waiting))
+		if l.turn+float64(before-1)*l.step == turn && l.waiting[before-1] > ticket {
+			before-- // of the same turn, and came later
+		}
+		n += before
+	}
+	return n
+}
+
 // Served takes out one that got what it waited for, which is its tenant's turn.
 func (q *Queue) Served(ticket int64) {
 	l := q.remove(ticket)
@@ -97,7 +119,7 @@ func (q *Queue) remove(ticket int64) *line {
 	return l
 }
 
-// tidy forgets lines that are empty and owe nothing. When nobody waits at all,
+// tidy forgets lines that are empty and whose turn is not in the future. When nobody waits at all,
 // there is nobody left to be fair to.
 func (q *Queue) tidy() {
 	for tenant, l := range q.lines {

@@ -18,6 +18,7 @@ type Usage struct {
 	Memory        int64
 	Disk          int64 // writable layers and volumes
 	SnapshotBytes int64
+	ImageBytes    int64 // images with a name of the tenant's, each content once
 }
 
 // Plus is u with one more sandbox.
@@ -46,15 +47,15 @@ const comeBack = 5 * time.Second
 // must fit into its bounds. The bucket is what the last call returned, the zero
 // one at first; a refusal takes nothing from it.
 func Create(q sandbox.Quota, used Usage, b Bucket, ask sandbox.Resources, least, n int, now time.Time) (Bucket, error) {
-	if err := Room(q, used, ask, least); err != nil {
+	if err := Fits(q, used, ask, least); err != nil {
 		return b, err
 	}
 	return b.take(q.CreatesPerSecond, n, now)
 }
 
-// Room says whether n more sandboxes alike fit into a tenant's bounds, at
+// Fits says whether n more sandboxes alike fit into a tenant's bounds, at
 // whatever rate they come.
-func Room(q sandbox.Quota, used Usage, ask sandbox.Resources, n int) error {
+func Fits(q sandbox.Quota, used Usage, ask sandbox.Resources, n int) error {
 	for _, c := range []struct {
 		what             string
 		have, ask, limit int64
@@ -95,6 +96,15 @@ func Snapshot(q sandbox.Quota, used Usage) error {
 	return &sandbox.Error{Class: sandbox.QuotaExceeded, RetryAfter: comeBack,
 		Msg:  fmt.Sprintf("the tenant's snapshots take %s of its quota of %s", sandbox.FormatSize(used.SnapshotBytes), sandbox.FormatSize(q.SnapshotBytes)),
 		Hint: `"cove snapshot prune" and "cove snapshot rm" make room`}
+}
+
+// Image says whether a tenant may name more bytes of images.
+func Image(q sandbox.Quota, used Usage, more int64) error {
+	err := within("images", used.ImageBytes, more, q.ImageBytes, sandbox.FormatSize)
+	if e, ok := err.(*sandbox.Error); ok {
+		return e.WithHint(`"cove image rm" takes a name back; an image counts no more when it has no name, no sandbox and no snapshot left; or ask an installation's admin for more`)
+	}
+	return err
 }
 
 func within(what string, have, ask, limit int64, show func(int64) string) error {

@@ -82,7 +82,7 @@ func TestCreateMany(t *testing.T) {
 			t.Errorf("%s: come back after %s", name, e.RetryAfter)
 		}
 	}
-	if err := Room(sandbox.Quota{Memory: 100}, Usage{}, sandbox.Resources{Memory: 1<<63 - 1}, 256); err == nil {
+	if err := Fits(sandbox.Quota{Memory: 100}, Usage{}, sandbox.Resources{Memory: 1<<63 - 1}, 256); err == nil {
 		t.Error("256 times too much is nothing")
 	}
 }
@@ -283,5 +283,29 @@ func TestQueueDoesNotSaveTurns(t *testing.T) {
 	}
 	if got != "b-b-b-" && got != "-b-b-b" {
 		t.Errorf("served as %s", got)
+	}
+}
+
+// Ahead is the number of those who are served before, tried against the order
+// itself.
+func TestQueueAhead(t *testing.T) {
+	var q Queue
+	if q.Ahead(7) != -1 {
+		t.Error("one that does not wait")
+	}
+	var all []int64
+	for i, tenant := range []string{"a", "a", "a", "b", "c", "b", "a", "c", "c", "c"} {
+		all = append(all, q.Join(tenant, int32(1+i%2)))
+	}
+	want := map[int64]int{}
+	for _, ticket := range all {
+		want[ticket] = q.Ahead(ticket)
+	}
+	for n := 0; q.Len() > 0; n++ {
+		first := q.Heads()[0]
+		if want[first] != n {
+			t.Errorf("ticket %d is number %d, and was told %d", first, n, want[first])
+		}
+		q.Served(first)
 	}
 }

@@ -1,6 +1,8 @@
 // Package runtime is the contract between a node and what isolates a sandbox.
 //
-// A [Driver] boots kernels ahead of demand. A [Kernel] takes one user
+// A [Driver] boots kernels ahead of demand, each of a [Class]: what a kernel is
+// before it is anybody's. Several drivers, and several classes of one, may serve
+// a node. A [Kernel] takes one user
 // container of any image ([Kernel.Attach]), may be given a pristine one
 // ([Kernel.Reset]), and dies with its sandbox: it is never reused for another.
 // Inside every kernel runs our guest; [Kernel.Guest] talks to it.
@@ -23,21 +25,29 @@ import (
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-// Capabilities are the optional powers of a driver, so that callers and the
+// Capabilities say what a driver can do beyond the contract, so that callers and the
 // conformance suite ask instead of guessing.
 type Capabilities struct {
 	Isolated bool // code inside cannot see the host's files, processes or network
 	Limits   bool // CPU, memory, pids and disk limits are enforced
 	Adopt    bool // kernels survive the process that booted them
 
-	// The optional interfaces of a kernel or a blank; see powers.go.
+	// The optional interfaces of a kernel or a blank; see optional.go.
 	Pause      bool // Pauser
 	Checkpoint bool // Checkpointer and Restorer, files
+	Hold       bool // Holder
 	Processes  bool // a checkpoint holds processes and memory too
 	Diff       bool // Differ
 	Mount      bool // Mounter
 	Volumes    bool // host directories can be mounted into a container
 	Network    bool // Plugger, and Container.Device
+	Reuse      bool // Reuser
+	Layer      bool // LayerLister
+	Clock      bool // Clocked, and Container.Clock
+
+	// What classes of its kernels may and must say; see Class.
+	Devices   bool // kernels can have devices of the host
+	FixedSize bool // kernels have their size from Boot on: their class must say it
 }
 
 // Driver makes and finds kernels. Safe for concurrent use.
@@ -45,9 +55,10 @@ type Driver interface {
 	Name() string
 	Capabilities() Capabilities
 
-	// Boot starts a kernel with a guest that answers, ready for Attach. On
+	// Boot starts a kernel of a class with a guest that answers, ready for
+	// Attach. A class that the driver cannot boot is what Class.Check says. On
 	// error nothing is left behind.
-	Boot(ctx context.Context, id string) (Kernel, error)
+	Boot(ctx context.Context, id string, c Class) (Kernel, error)
 
 	// Adopt takes back a kernel booted by an earlier process. It fails with
 	// sandbox.ErrNotFound if the kernel is no longer alive; what is left of it
@@ -69,7 +80,7 @@ type Driver interface {
 // sentry without a guest: 30-45 ms of a boot are behind it, and a snapshot can
 // be restored into it, which a started one no longer allows.
 type Blanker interface {
-	Blank(ctx context.Context, id string) (Blank, error)
+	Blank(ctx context.Context, id string, c Class) (Blank, error)
 }
 
 // BuildKeeper is a Blanker that keeps the programs of its earlier builds, so
@@ -80,7 +91,7 @@ type BuildKeeper interface {
 	Fits(build string) bool
 	// BlankOf is Blank with the programs of a build. sandbox.ErrPrecondition if
 	// they are not there, or the machine cannot run what they saved.
-	BlankOf(ctx context.Context, id, build string) (Blank, error)
+	BlankOf(ctx context.Context, id string, c Class, build string) (Blank, error)
 	// PruneBuilds removes all programs but the current ones, those of kernels
 	// that are there, and those of builds, which is asked only if there are
 	// others, and may miss what is checkpointed meanwhile.
@@ -107,7 +118,7 @@ type Handle struct {
 
 // Rootfs is an image ready to be attached.
 type Rootfs struct {
-	Path       string   // the EROFS file, or for the fake driver anything
+	Path       string   // the EROFS file; for the fake driver a tar, or "" for an empty root
 	Env        []string // KEY=value
 	WorkingDir string   // "" = /
 	User       string   // "" = root
@@ -122,13 +133,24 @@ type Container struct {
 	Env       map[string]string // over the image's
 	Resources sandbox.Resources
 	Volumes   []Volume // no target in another
+	Mounts    []Mount  // of a driver with Capabilities.Mount
 	Device    *Device  // nil = no network but the loopback; of no meaning to Reset, which keeps what is there
 	// Resolvers are written to /etc/resolv.conf; none: it stays as it is in the image.
 	Resolvers []netip.Addr
+	// Clock is what the clock of day reads at the start; zero = the host's. See Clocked.
+	Clock time.Time
 
 	// Guest is of the kernel that a checkpoint being restored was made of, and
 	// outlived it: a driver that can makes it the new kernel's. nil = none.
 	Guest *guest.Client
+}
+
+// Mount is an EROFS file that a container has read-only from its start, as by
+// Mounter, which takes three times as long as the rest of a create: what is missing
+// of Target is made. It is there again after a Reset.
+type Mount struct {
+	Source string // the file
+	Target string // absolute and clean
 }
 
 // Volume is a host directory in a container. Its content outlives every
@@ -159,7 +181,8 @@ type Kernel interface {
 	ID() string
 	Handle() Handle
 
-	// Attach gives a kernel its user container and limits. Once only.
+	// Attach gives a kernel its user container and limits. Once only, unless it
+	// was vacated (Reuser).
 	Attach(ctx context.Context, c Container) error
 
 	// Reset destroys the user container with all it wrote and ran and attaches

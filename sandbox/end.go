@@ -16,7 +16,8 @@ const (
 	OOM          Cause = "oom"            // over the memory limit
 	NoDisk       Cause = "disk_full"      // could not go on without disk space
 	KilledByUser Cause = "killed_by_user" // Kill, Signal or KillByLabel by an API caller
-	LeaseExpired Cause = "lease_expired"  // the run's heartbeat stopped
+	LeaseExpired Cause = "lease_expired"  // the heartbeat of its run or lease stopped
+	ClientEnded  Cause = "client_ended"   // its client ended the run or lease, as one does that is through
 	TTL          Cause = "ttl"            // the sandbox's timeout passed
 	Idle         Cause = "idle"           // the sandbox's idle timeout passed
 	Evicted      Cause = "evicted"        // the node needed the room
@@ -28,8 +29,8 @@ const (
 )
 
 // Causes lists every cause once, in documentation order.
-var Causes = []Cause{Exited, Signalled, Deadline, OOM, NoDisk, KilledByUser, LeaseExpired, TTL, Idle, Evicted,
-	NodeLost, InitKilled, ResetCause, EgressDenied, Infra}
+var Causes = []Cause{Exited, Signalled, Deadline, OOM, NoDisk, KilledByUser, LeaseExpired, ClientEnded, TTL, Idle,
+	Evicted, NodeLost, InitKilled, ResetCause, EgressDenied, Infra}
 
 // End is how a process or sandbox ended.
 type End struct {
@@ -38,6 +39,7 @@ type End struct {
 	Signal   string    `json:"signal,omitempty"`    // "SIGKILL"
 	Detail   string    `json:"detail,omitempty"`
 	At       time.Time `json:"at,omitzero"`
+	Usage    *Usage    `json:"usage,omitempty"` // of a sandbox of a run, where it could still be seen
 }
 
 func (e End) String() string {

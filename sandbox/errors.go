@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -65,7 +66,8 @@ type Reason string
 const (
 	PortClosed Reason = "port_closed" // of Precondition: nothing inside listens on the port
 	PortTaken  Reason = "port_taken"  // of Precondition: a program inside has the port that was to be listened on
-	Asleep     Reason = "asleep"      // of Precondition: on standby, and the caller would not have it woken
+	Asleep     Reason = "asleep"      // of Precondition: on standby, and not woken for this
+	Busy       Reason = "busy"        // of Precondition: processes run that the caller would not have frozen
 
 	// As a shell's exit codes 127 and 126 tell them apart.
 	CommandNotFound Reason = "command_not_found" // of NotFound: no such program inside, so nothing ran
@@ -73,7 +75,11 @@ const (
 
 	NoSandbox      Reason = "no_sandbox"      // of NotFound: the sandbox itself, and not a file or process in it
 	NoLease        Reason = "no_lease"        // of NotFound: the lease, which is over or never was
+	NoRun          Reason = "no_run"          // of NotFound and Precondition: the run, which never was or is over
 	RestoreRefused Reason = "restore_refused" // of Precondition and Unsupported: memory cannot go on here; other machine, other programs
+
+	NotReplayable  Reason = "not_replayable"  // of Precondition, NotFound and ImageNotFound: not all is known that an episode needs to be run again
+	ShipmentBehind Reason = "shipment_behind" // of NoCapacity: records of steps wait to be shipped, as many as may
 
 	ReplayMissed    Reason = "replay_miss"      // of NotFound: no such request was recorded, or not as often
 	ReplayTruncated Reason = "replay_truncated" // of NotFound: it was recorded, but not whole
@@ -83,10 +89,14 @@ var (
 	ErrPortClosed = &Error{Class: Precondition, Reason: PortClosed}
 	ErrPortTaken  = &Error{Class: Precondition, Reason: PortTaken}
 	ErrAsleep     = &Error{Class: Precondition, Reason: Asleep}
+	ErrBusy       = &Error{Class: Precondition, Reason: Busy}
 
 	ErrNoSandbox       = &Error{Class: NotFound, Reason: NoSandbox}
 	ErrNoLease         = &Error{Class: NotFound, Reason: NoLease}
+	ErrNoRun           = &Error{Class: NotFound, Reason: NoRun}
 	ErrCommandNotFound = &Error{Class: NotFound, Reason: CommandNotFound}
+
+	ErrShipmentBehind = &Error{Class: NoCapacity, Reason: ShipmentBehind}
 
 	ErrReplayMissed    = &Error{Class: NotFound, Reason: ReplayMissed}
 	ErrReplayTruncated = &Error{Class: NotFound, Reason: ReplayTruncated}
@@ -181,6 +191,33 @@ func (e *Error) WithReason(r Reason) *Error {
 	c := *e
 	c.Reason = r
 	return &c
+}
+
+// AsError finds the *Error in err or makes one. A context error gets its own
+// class, anything else is a defect of ours.
+func AsError(err error) *Error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.Is(err, context.Canceled):
+		return &Error{Class: Canceled, Err: err}
+	case errors.Is(err, context.DeadlineExceeded):
+		return &Error{Class: DeadlineReached, Err: err}
+	}
+	return &Error{Class: Internal, Err: err}
+}
+
+// WithField returns err with the field of the request set that it is about, where
+// it names none yet.
+func WithField(field string, err error) error {
+	var e *Error
+	if errors.As(err, &e) && e.Field == "" {
+		c := *e
+		c.Field = field
+		return &c
+	}
+	return err
 }
 
 // WithOp returns err with the operation set where it has none yet.

@@ -26,6 +26,8 @@ type FileInfo struct {
 	Group   string    `json:"group,omitempty"`
 	ModTime time.Time `json:"mod_time"`
 	Target  string    `json:"target,omitempty"` // of a symlink
+
+	Attributes map[string]string `json:"attributes,omitempty"` // extended attributes "user.*", without that; in a list if asked for
 }
 
 // WriteOptions say how a file is written.
@@ -37,8 +39,40 @@ type WriteOptions struct {
 	Append  bool   `json:"append,omitempty"`
 }
 
+// ListOptions say how much of a directory is listed.
+type ListOptions struct {
+	Depth int `json:"depth"` // 1 = the directory's own entries
+	Limit int `json:"limit"`
+
+	Attributes bool `json:"attributes,omitempty"` // too; each file is opened for them
+}
+
 // FileChange is what a watch reports.
 type FileChange struct {
 	Path string `json:"path"`
 	Op   string `json:"op"` // create, write, remove, rename, chmod
+}
+
+// MaxAttributes is how many bytes the attributes of a file may have, names and
+// values together: what ext4 takes.
+const MaxAttributes = 4096
+
+const maxAttributeName = 200 // Linux takes 255 with the prefix
+
+// ValidateAttributes checks extended attributes without their prefix "user.".
+func ValidateAttributes(field string, attrs map[string]string) error {
+	total := 0
+	for _, name := range sortedKeys(attrs) {
+		total += len(name) + len(attrs[name])
+		switch {
+		case name == "" || len(name) > maxAttributeName || !plainText(name):
+			return InvalidField(field, "%q is no name; 1 to %d bytes of UTF-8 without control characters are accepted", clip(name), maxAttributeName)
+		case !plainText(attrs[name]):
+			return InvalidField(field, "the value of %q is not UTF-8 without control characters", clip(name))
+		}
+	}
+	if total > MaxAttributes {
+		return InvalidField(field, "has %d bytes of names and values; at most %d are accepted", total, MaxAttributes)
+	}
+	return nil
 }

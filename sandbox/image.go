@@ -7,7 +7,7 @@ type Image struct {
 	ID        string      `json:"id"`              // "sha256:…" of the EROFS file
 	Names     []string    `json:"names,omitempty"` // what users call it
 	Size      int64       `json:"size"`
-	Source    string      `json:"source"`   // registry digest, "tar", "dir", "debian", ImageDerived or ImageData
+	Source    string      `json:"source"`   // registry digest, "tar", "dir", "debian", ImageBuilt, ImageDerived or ImageData
 	Platform  string      `json:"platform"` // "linux/amd64"
 	CreatedAt time.Time   `json:"created_at"`
 	Config    ImageConfig `json:"config"`
@@ -20,13 +20,27 @@ const (
 	ImageData    = "data"    // of a directory snapshot, to be mounted
 )
 
-// ImageConfig is what Cove honours of an OCI image's config.
+// ImageBuilt is the source of what a build made.
+const ImageBuilt = "build"
+
+// ImageConfig is what Cove honours and keeps of an OCI image's config.
 type ImageConfig struct {
 	Env        []string `json:"env,omitempty"` // KEY=value
 	WorkingDir string   `json:"working_dir,omitempty"`
 	User       string   `json:"user,omitempty"`
 	Entrypoint []string `json:"entrypoint,omitempty"`
-	Cmd        []string `json:"cmd,omitempty"`
+	// Authorities that its sandboxes trust (PEM), of its /etc/cove/ca.d.
+	Authorities []byte   `json:"authorities,omitempty"`
+	Cmd         []string `json:"cmd,omitempty"`
+
+	// Not used here; kept for builds on top and for registries.
+	Labels       map[string]string `json:"labels,omitempty"`
+	ExposedPorts []string          `json:"exposed_ports,omitempty"` // "80/tcp"
+	Volumes      []string          `json:"volumes,omitempty"`
+	StopSignal   string            `json:"stop_signal,omitempty"`
+	Shell        []string          `json:"shell,omitempty"`
+	OnBuild      []string          `json:"on_build,omitempty"`
+	Healthcheck  *Healthcheck      `json:"healthcheck,omitempty"`
 }
 
 // Progress is one step of long work, reported as it happens.

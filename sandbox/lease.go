@@ -45,7 +45,7 @@ func (l Lease) ExpiredEnd(at time.Time) End {
 
 // EndedEnd is how a sandbox ends whose lease was given back.
 func (l Lease) EndedEnd(at time.Time) End {
-	return End{Cause: LeaseExpired, At: at, Detail: l.text() +
+	return End{Cause: ClientEnded, At: at, Detail: l.text() +
 		" was ended by its client. A sandbox outlives its client without a lease: keep=True or sb.keep() in Python, cove create without --lease"}
 }
 

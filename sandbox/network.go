@@ -21,6 +21,8 @@ type Network struct {
 	Rules  []NetworkRule `json:"rules,omitempty"`
 	Limits NetworkLimits `json:"limits,omitzero"`
 
+	Headers []NetworkHeader `json:"headers,omitempty"` // that requests leave with
+
 	Record *NetworkRecord `json:"record,omitempty"`
 	Replay *NetworkReplay `json:"replay,omitempty"`
 }
@@ -47,12 +49,12 @@ func (n Network) IsZero() bool {
 }
 
 func (n Network) saysNothing() bool {
-	return n.Mode == "" && len(n.Rules) == 0 && n.Limits == NetworkLimits{}
+	return n.Mode == "" && len(n.Rules) == 0 && len(n.Headers) == 0 && n.Limits == NetworkLimits{}
 }
 
 // From is n with what it leaves open taken from the network of what a sandbox
 // is made of. It replays what that did and never records what that did: two
-// sandboxes on one tape would be nobody's episode.
+// sandboxes on one recording would be nobody's episode.
 func (n Network) From(of Network) Network {
 	if n.saysNothing() && n.Replay == nil {
 		of.Record = n.Record
@@ -69,6 +71,14 @@ type NetworkRule struct {
 	Domain   string          `json:"domain,omitempty"` // "pypi.org", or "*.pypi.org" for every name below it
 	Ports    []PortRange     `json:"ports,omitempty"`  // none = every port
 	Protocol NetworkProtocol `json:"protocol,omitempty"`
+}
+
+// NetworkHeader is a header that requests to a domain leave with, over what the
+// client set. It is no secret: see Secret for what is.
+type NetworkHeader struct {
+	Domain string `json:"domain"` // or "*.example.com"
+	Name   string `json:"name"`
+	Value  string `json:"value"`
 }
 
 // NetworkAction of a rule.
@@ -122,6 +132,8 @@ type NetworkStatus struct {
 	Generation int64         `json:"generation"` // of the policy; 1 at creation, +1 with each change
 	Allowed    int64         `json:"allowed"`    // flows since creation
 	Denied     int64         `json:"denied"`
+	Sent       int64         `json:"sent,omitempty"` // bytes of all flows of its kernel
+	Received   int64         `json:"received,omitempty"`
 	Flows      []NetworkFlow `json:"flows,omitempty"` // the last ones, oldest first
 
 	Recording *Recording    `json:"recording,omitempty"` // under way

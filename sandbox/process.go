@@ -33,11 +33,13 @@ const (
 
 // ProcessEvent is one thing that happened to a process; exactly one field is
 // set. A reader sees Started first, then output in order of offset, then End.
+// Standby may come at any time: from Hot or Cold to Awake the process stands still.
 type ProcessEvent struct {
 	Started *ProcessStarted
 	Output  *Output
 	Lost    *Lost
 	End     *ProcessEnd
+	Standby *Standby
 }
 
 // ProcessStarted says the process exists. Replayed is set when the exec_id had
@@ -70,9 +72,18 @@ type ProcessEnd struct {
 	OutputBytes int64         `json:"output_bytes"` // total produced, held or not
 	Duration    time.Duration `json:"duration"`
 
+	// CPUTime is what the sandbox used while it ran, as the host counts, if nothing
+	// else was run beside it; else what its own processes did, as the kernel inside
+	// counts, to 10 ms. 0 = not measured.
+	CPUTime    time.Duration `json:"cpu_time,omitempty"`
+	PeakMemory int64         `json:"peak_memory,omitempty"` // bytes, of its largest process
+
 	// EgressDenied counts what the network policy denied the sandbox while the
 	// process was followed. Informative.
 	EgressDenied int64 `json:"egress_denied,omitempty"`
+	// EgressSent and EgressReceived are the bytes of its network meanwhile.
+	EgressSent     int64 `json:"egress_sent,omitempty"`
+	EgressReceived int64 `json:"egress_received,omitempty"`
 	// ReplayMissed counts the requests that its replay had no answer for meanwhile.
 	ReplayMissed int64 `json:"replay_missed,omitempty"`
 }

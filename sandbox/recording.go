@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -20,10 +19,10 @@ type Recording struct {
 	FinishedAt time.Time      `json:"finished_at,omitzero"`
 	Exchanges  int64          `json:"exchanges"` // complete ones
 	Bytes      int64          `json:"bytes"`     // on disk
-	// Truncated exchanges have a body that was too long for the tape. They are
+	// Truncated exchanges have a body that was too long for the recording. They are
 	// answered with replay_truncated.
 	Truncated int64 `json:"truncated,omitempty"`
-	// Dropped are exchanges that are not on the tape because it was full or
+	// Dropped are exchanges that are not on the recording because it was full or
 	// could not be written.
 	Dropped int64 `json:"dropped,omitempty"`
 }
@@ -32,6 +31,8 @@ type Recording struct {
 type RecordingState string
 
 const (
+	RecordingMaking      RecordingState = "making"   // it is being imported; users do not see it yet
+	RecordingDeleting    RecordingState = "deleting" // users do not see it any more
 	RecordingOpen        RecordingState = "recording"
 	RecordingFinished    RecordingState = "finished"
 	RecordingInterrupted RecordingState = "interrupted" // the server died; all that was complete by then is there
@@ -91,30 +92,36 @@ type ReplayStatus struct {
 	Misses    []ReplayMiss `json:"misses,omitempty"` // the last ones, oldest first
 }
 
-// Taped says whether requests go through a tape.
+// Taped says whether requests go through a recording.
 func (n Network) Taped() bool { return n.Record != nil || n.Replay != nil }
+
+// Intercepted says whether requests of a sandbox are looked into, and so whether it
+// must trust an authority.
+func (s Spec) Intercepted() bool {
+	return len(s.Secrets) > 0 || len(s.Network.Headers) > 0 || s.Network.Taped()
+}
 
 // WithAuthority is the spec of a sandbox with the authority it is to trust, if
 // its requests are looked into: what it has from its ancestors, or its own.
 func (s Spec) WithAuthority(id string) Spec {
-	if s.Authority == "" && (len(s.Secrets) > 0 || s.Network.Taped()) {
+	if s.Authority == "" && s.Intercepted() {
 		s.Authority = id
 	}
 	return s
 }
 
-var recordingName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}$`)
+var recordingName = pattern(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}$`)
 
 // ValidateRecordingName checks a name; every id is one too.
 func ValidateRecordingName(field, name string) error {
-	if !recordingName.MatchString(name) {
+	if !recordingName().MatchString(name) {
 		return InvalidField(field, "%.140q; 1 to 128 letters, digits, '.', '_' and '-' are accepted, the first a letter or digit", name)
 	}
 	return nil
 }
 
-// ValidateTape checks what a network says of recordings. n has its mode.
-func (n Network) ValidateTape(field string) error {
+// ValidateRecording checks what a network says of recordings. n has its mode.
+func (n Network) ValidateRecording(field string) error {
 	if n.Record != nil {
 		if n.Record.Name != "" {
 			if err := ValidateRecordingName(field+".record.name", n.Record.Name); err != nil {

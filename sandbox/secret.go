@@ -13,6 +13,9 @@ type Secret struct {
 	Tenant string   `json:"tenant,omitempty"`
 	Name   string   `json:"name"`  // unique within its tenant
 	Hosts  []string `json:"hosts"` // domains that it is sent to, "*.example.com" for every name below
+	// Floating has no hosts of its own: it goes where a header of a sandbox's network
+	// has its placeholder in it, so that who makes sandboxes says where.
+	Floating bool `json:"floating,omitempty"`
 	// Header that every request to Hosts gets, made of Format, in which "{}" is
 	// the value; "" = "{}". Without a header the placeholder is replaced wherever
 	// it stands in a request's headers.
@@ -23,10 +26,12 @@ type Secret struct {
 	AllowHTTP bool   `json:"allow_http,omitempty"` // also over connections that anybody can read
 	Env       string `json:"env,omitempty"`        // variable that holds the placeholder inside
 
-	Placeholder string      `json:"placeholder"`
-	Value       SecretValue `json:"-"`
-	CreatedAt   time.Time   `json:"created_at"`
-	UpdatedAt   time.Time   `json:"updated_at"` // of the value or of anything else
+	Placeholder string            `json:"placeholder"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Version     int               `json:"version,omitempty"` // of the value, 1 at first; 0 is of before there were any
+	Value       SecretValue       `json:"-"`
+	CreatedAt   time.Time         `json:"created_at"`
+	UpdatedAt   time.Time         `json:"updated_at"` // of the value or of anything else
 }
 
 // SecretValue shows itself to nobody but who asks for it by name: not to fmt,
@@ -53,7 +58,8 @@ func (v SecretValue) MarshalText() ([]byte, error) { return []byte(hidden), nil 
 // SecretUpdate changes a secret. nil leaves what is there.
 type SecretUpdate struct {
 	Value                *SecretValue
-	Hosts                []string // nil = as they are
+	Hosts                []string          // nil = as they are
+	Labels               map[string]string // likewise
 	Header, Format, Env  *string
 	URL, Body, AllowHTTP *bool
 }
@@ -63,7 +69,12 @@ func (u SecretUpdate) Apply(s Secret) Secret {
 	if u.Hosts != nil {
 		s.Hosts = u.Hosts
 	}
-	set(&s.Value, u.Value)
+	if u.Labels != nil {
+		s.Labels = u.Labels
+	}
+	if u.Value != nil {
+		s.Value, s.Version = *u.Value, max(1, s.Version)+1
+	}
 	set(&s.Header, u.Header)
 	set(&s.Format, u.Format)
 	set(&s.Env, u.Env)

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"math/big"
-	"regexp"
 	"strconv"
 	"strings"
 )
@@ -15,7 +14,7 @@ const (
 	TiB int64 = 1 << 40
 )
 
-var sizePattern = regexp.MustCompile(`^([0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)$`)
+var sizePattern = pattern(`^([0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)$`)
 
 // sizeUnits in lower case. "512M" is left out on purpose: it is 2^20 to Docker
 // and 10^6 to Kubernetes, and a guess would be wrong for half the readers.
@@ -33,7 +32,7 @@ func ParseSize(s string) (int64, error) {
 		return (&Error{Class: Invalid, Msg: strconv.Quote(clip(s)) + " is not a size: " + why}).
 			WithHint(`write bytes (536870912), powers of 1024 ("512MiB", "1.5GiB") or of 1000 ("512MB", "1GB")`)
 	}
-	m := sizePattern.FindStringSubmatch(strings.TrimSpace(s))
+	m := sizePattern().FindStringSubmatch(strings.TrimSpace(s))
 	if m == nil {
 		return 0, invalid("want a number and a unit")
 	}

@@ -71,8 +71,13 @@ type Content struct {
 	Needs []string `json:"needs,omitempty"`
 	// Build names what a memory snapshot can be restored with.
 	Build string `json:"build,omitempty"`
+	// KernelClass is that of the kernel a memory snapshot was taken of, and of
+	// those it can be restored into; "" = the node's default.
+	KernelClass string `json:"kernel_class,omitempty"`
 	// Replay is where the replay of the sandbox was.
 	Replay string `json:"replay,omitempty"`
+	// Clock is what the clock of a deterministic sandbox read.
+	Clock time.Time `json:"clock,omitzero"`
 }
 
 // Standby of a sandbox that is not to be woken by looking at it.
@@ -84,7 +89,7 @@ const (
 	Cold  Standby = "cold" // on disk: no process, no memory
 )
 
-// IdleAction is what an idle timeout does.
+// IdleAction is what an idle timeout does, or a timeout.
 type IdleAction string
 
 const (
@@ -103,6 +108,15 @@ type Template struct {
 	Snapshot  string        `json:"snapshot"` // hidden, memory
 	CreatedAt time.Time     `json:"created_at"`
 	BuildTime time.Duration `json:"build_time"`
+	Tags      []string      `json:"tags,omitempty"` // sorted; each is of one version of a name at a time
+}
+
+// TemplateRef is how a version of a template is named: "name" is the newest,
+// "name@version", or "name:tag".
+type TemplateRef struct {
+	Name    string
+	Version int64  // 0 = the newest, or what has the tag
+	Tag     string // "" = none
 }
 
 // Readiness is how a template's build knows that its start command is up.
@@ -129,21 +143,54 @@ type VolumeMount struct {
 	Mode   VolumeMode `json:"mode,omitempty"` // "" = rw
 }
 
-// Volume is durable storage that survives every sandbox.
+// Volume is storage that outlives sandboxes. The record is the store's; Used and
+// Holders are what its node says of the content, which it knows by the id.
 type Volume struct {
 	ID        string            `json:"id"`
-	Name      string            `json:"name"` // unique
+	Tenant    string            `json:"tenant,omitempty"`
+	Name      string            `json:"name"` // unique within the tenant
 	Size      int64             `json:"size"` // bytes it may hold
-	Used      int64             `json:"used"`
+	State     VolumeState       `json:"state"`
 	Labels    map[string]string `json:"labels,omitempty"`
 	Node      string            `json:"node"`
 	CreatedAt time.Time         `json:"created_at"`
 	From      string            `json:"from,omitempty"` // volume it was cloned from
-	Holders   []VolumeHolder    `json:"holders,omitempty"`
+	Used      int64             `json:"-"`
+	Holders   []VolumeHolder    `json:"-"`
+}
+
+// VolumeState says how far a record and its content are together. Only what is
+// ready is there for users.
+type VolumeState string
+
+const (
+	VolumeMaking   VolumeState = "making"   // the content may be there or not
+	VolumeReady    VolumeState = "ready"    // the content is there
+	VolumeDeleting VolumeState = "deleting" // the content may be gone
+)
+
+// VolumeContent is what a node knows of a volume.
+type VolumeContent struct {
+	ID      string
+	Size    int64
+	Used    int64 // bytes on the node's disk
+	Holders []VolumeHolder
+	// Old is the record of a volume from when nodes kept them: its name, labels,
+	// origin and time. The name of one that is not the default tenant's ends in
+	// ".TENANT_".
+	Old *Volume
 }
 
 // VolumeHolder is a sandbox that has a volume mounted.
 type VolumeHolder struct {
 	Sandbox string     `json:"sandbox"`
 	Mode    VolumeMode `json:"mode"`
+}
+
+// VolumeFile says whose a file or directory of a volume is to be, and its mode. nil
+// leaves what is there; what is made is root's, 0644 or 0755.
+type VolumeFile struct {
+	Mode *uint32 `json:"mode,omitempty"`
+	UID  *uint32 `json:"uid,omitempty"`
+	GID  *uint32 `json:"gid,omitempty"`
 }

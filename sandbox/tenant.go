@@ -27,6 +27,7 @@ type Quota struct {
 	Memory           int64   `json:"memory,omitempty"` // requests, as admission counts
 	Disk             int64   `json:"disk,omitempty"`   // writable layers and volumes
 	SnapshotBytes    int64   `json:"snapshot_bytes,omitempty"`
+	ImageBytes       int64   `json:"image_bytes,omitempty"` // of images it has a name of its own for
 	CreatesPerSecond float64 `json:"creates_per_second,omitempty"`
 	Weight           int32   `json:"weight,omitempty"` // share of a full node against other tenants; 0 = 1
 }
@@ -69,7 +70,7 @@ type AuditEntry struct {
 
 // ScopeNames are what a key's scopes may name: the services of the API, each
 // alone or as "name:read".
-var ScopeNames = []string{"callbacks", "files", "images", "keys", "ports", "processes", "recordings", "sandboxes", "secrets", "snapshots", "system", "templates", "tenants", "volumes"}
+var ScopeNames = []string{"callbacks", "files", "grades", "images", "keys", "ports", "processes", "recordings", "sandboxes", "secrets", "shipments", "snapshots", "system", "templates", "tenants", "volumes"}
 
 // ValidateScopes checks the scopes of a key.
 func ValidateScopes(field string, scopes []string) error {
@@ -94,7 +95,7 @@ func ValidateRole(field string, r Role) error {
 
 // ValidateTenantName checks a name, or an id, of a tenant.
 func ValidateTenantName(field, s string) error {
-	if !volumeName.MatchString(s) {
+	if !volumeName().MatchString(s) {
 		return InvalidField(field, "%q is no name of a tenant; 1 to 63 of lower-case letters, digits, '.', '_' and '-' are accepted, with a letter or digit first and last", clip(s))
 	}
 	return nil
@@ -107,7 +108,7 @@ func (q Quota) Validate(field string) error {
 		bad  bool
 	}{
 		{"sandboxes", q.Sandboxes < 0}, {"cpu", q.MilliCPU < 0}, {"memory", q.Memory < 0}, {"disk", q.Disk < 0},
-		{"snapshot_bytes", q.SnapshotBytes < 0}, {"weight", q.Weight < 0 || q.Weight > 1000},
+		{"snapshot_bytes", q.SnapshotBytes < 0}, {"image_bytes", q.ImageBytes < 0}, {"weight", q.Weight < 0 || q.Weight > 1000},
 		// Also what is no number at all.
 		{"creates_per_second", !(q.CreatesPerSecond >= 0 && q.CreatesPerSecond <= 1e6)},
 	} {

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,9 +20,13 @@ type Defaults struct {
 	Timeout time.Duration
 }
 
+// IdleMemory is what an idle sandbox takes of the machine, and so what is kept
+// for one that says only how large it may grow.
+const IdleMemory = 8 * MiB
+
 // StandardDefaults are those of a server that is told nothing else.
 func StandardDefaults() Defaults {
-	return Defaults{Image: "base", Resources: Resources{MilliCPU: 1000, Memory: 512 * MiB, Disk: 10 * GiB, Pids: 1024}, Network: NetworkNone,
+	return Defaults{Image: "base", Resources: Resources{MilliCPU: 1000, Memory: 512 * MiB, Disk: 10 * GiB, Pids: 1024, Reserve: IdleMemory}, Network: NetworkNone,
 		Timeout: 24 * time.Hour}
 }
 
@@ -68,16 +71,18 @@ const (
 )
 
 var (
-	labelKeyPattern = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,62}[a-zA-Z0-9])?$`)
-	envNamePattern  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	execIDPattern   = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
+	labelKeyPattern = pattern(`^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,62}[a-zA-Z0-9])?$`)
+	envNamePattern  = pattern(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	execIDPattern   = pattern(`^[A-Za-z0-9._:-]{1,128}$`)
 )
 
 // WithDefaults returns s with its zero fields filled from d. A memory limit
 // given alone and below the default memory lowers the request to itself, since
-// nobody asks for more memory than they allow.
+// nobody asks for more memory than they allow. Who gives both, memory and limit,
+// has the memory reserved; memory alone is a size, of which the default is.
 // What starts from a snapshot or template has its image from there.
 func (s Spec) WithDefaults(d Defaults) Spec {
+	s = s.withDeterminism()
 	if s.Image == "" && s.Snapshot == "" && s.Template == "" {
 		s.Image = d.Image
 	}
@@ -88,6 +93,10 @@ func (s Spec) WithDefaults(d Defaults) Spec {
 		}
 	}
 	fill(&r.MilliCPU, d.Resources.MilliCPU)
+	if r.Memory == 0 || r.MemoryLimit == 0 {
+		fill(&r.Reserve, d.Resources.Reserve)
+	}
+	fill(&r.Reserve, r.Memory)
 	if r.Memory == 0 && r.MemoryLimit > 0 {
 		r.Memory = min(r.MemoryLimit, d.Resources.Memory)
 	}
@@ -128,8 +137,32 @@ func (s Spec) Validate(l Limits) error {
 		ValidateTimeout("spec.timeout", s.Timeout, l.MaxTimeout),
 		ValidateTimeout("spec.idle_timeout", s.IdleTimeout, l.MaxTimeout),
 		validateOnIdle(s.OnIdle, s.IdleTimeout),
+		validateOnTimeout(s.OnTimeout),
 		validateVolumes(s.Volumes),
+		validateReuse(s),
+		validateDeterministic(s),
+		validateRollout(s.Rollout),
+		s.Ingress.validate(),
 	)
+}
+
+var reusePattern = pattern(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?$`)
+
+// validateReuse refuses what would make a kernel that is never used again: a network
+// device and volumes are a sandbox's own, and stay in its kernel.
+func validateReuse(s Spec) error {
+	switch {
+	case s.Reuse == "":
+		return nil
+	case !reusePattern().MatchString(s.Reuse):
+		return InvalidField("spec.reuse", "%q cannot name a trust group", clip(s.Reuse)).
+			WithHint("1 to 64 of letters, digits, dots, dashes and underscores, the first and last a letter or digit")
+	case s.Network.Mode != NetworkNone && s.Network.Mode != "":
+		return InvalidField("spec.reuse", "a kernel with a network is its sandbox's alone").WithHint("ask for no network (--network none), or leave reuse out")
+	case len(s.Volumes) > 0:
+		return InvalidField("spec.reuse", "a kernel with volumes is its sandbox's alone").WithHint("leave out the volumes, or reuse")
+	}
+	return nil
 }
 
 // Validate checks a process that has its ExecID.
@@ -141,7 +174,7 @@ func (p ProcessSpec) Validate() error {
 		ValidateEnv("process.env", p.Env),
 		ValidateUser("process.user", p.User),
 		validatePTY("process.pty", p.PTY),
-		validateProcessTimeout("process.timeout", p.Timeout),
+		ValidateProcessTimeout("process.timeout", p.Timeout),
 	)
 }
 
@@ -213,7 +246,7 @@ func ValidateLabels(field string, labels map[string]string) error {
 	}
 	for _, k := range sortedKeys(labels) {
 		v := labels[k]
-		if !labelKeyPattern.MatchString(k) {
+		if !labelKeyPattern().MatchString(k) {
 			return InvalidField(field, "key %q is not accepted; keys are 1 to 64 of letters, digits, '.', '_', '/' and '-', with a letter or digit first and last", clip(k))
 		}
 		if len(v) > maxLabelValue {
@@ -235,7 +268,7 @@ func ValidateEnv(field string, env map[string]string) error {
 	for _, k := range sortedKeys(env) {
 		v := env[k]
 		total += len(k) + len(v)
-		if !envNamePattern.MatchString(k) {
+		if !envNamePattern().MatchString(k) {
 			return InvalidField(field, "name %q is not accepted; names are letters, digits and '_', not beginning with a digit", clip(k))
 		}
 		if strings.IndexByte(v, 0) >= 0 {
@@ -272,7 +305,7 @@ func ValidateFilePath(field, path string) error {
 
 // ValidateExecID checks the id of a process.
 func ValidateExecID(field, id string) error {
-	if !execIDPattern.MatchString(id) {
+	if !execIDPattern().MatchString(id) {
 		return InvalidField(field, "%q is not accepted; 1 to 128 of letters, digits, '.', '_', ':' and '-' are", clip(id))
 	}
 	return nil
@@ -310,9 +343,9 @@ func ValidateTimeout(field string, d, most time.Duration) error {
 	return nil
 }
 
-// A process may be given less than a second: cutting off runaway steps early
-// is what trainers do with it.
-func validateProcessTimeout(field string, d time.Duration) error {
+// ValidateProcessTimeout checks the time a process may take, which may be less than
+// a second: cutting off runaway steps early is what trainers do with it.
+func ValidateProcessTimeout(field string, d time.Duration) error {
 	if d != 0 && (d < time.Millisecond || d > maxTimeout) {
 		return InvalidField(field, "%s is not accepted; 1ms to %s is, or 0 for none", d, maxTimeout)
 	}

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"path"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -28,10 +27,10 @@ const (
 
 var (
 	// No '/': these names are one element of a URL's path.
-	resourceName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$`)
+	resourceName = pattern(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$`)
 	// Lower case only: a volume's name is also a name on the node's disk, where
 	// two that differ in case must not meet.
-	volumeName = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$`)
+	volumeName = pattern(`^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$`)
 )
 
 // ValidateSource checks what a Spec starts from as it was asked for, before
@@ -49,7 +48,7 @@ func (s Spec) ValidateSource() error {
 	case s.Snapshot != "":
 		return ValidateSnapshotRef("spec.snapshot", s.Snapshot)
 	case s.Template != "":
-		_, _, err := ParseTemplateRef("spec.template", s.Template)
+		_, err := ParseTemplateRef("spec.template", s.Template)
 		return err
 	}
 	return nil
@@ -79,7 +78,7 @@ func ValidateSnapshotRef(field, s string) error {
 func ValidateTemplateName(field, s string) error { return validateResourceName(field, "template", s) }
 
 func validateResourceName(field, what, s string) error {
-	if !resourceName.MatchString(s) {
+	if !resourceName().MatchString(s) {
 		return InvalidField(field, "%q is no name of a %s; 1 to 63 of letters, digits, '.', '_' and '-' are accepted, with a letter or digit first and last", clip(s), what)
 	}
 	return nil
@@ -87,28 +86,39 @@ func validateResourceName(field, what, s string) error {
 
 // ValidateVolumeName checks a name of a volume.
 func ValidateVolumeName(field, s string) error {
-	if !volumeName.MatchString(s) {
+	if !volumeName().MatchString(s) {
 		return InvalidField(field, "%q is no name of a volume; 1 to 63 of lower-case letters, digits, '.', '_' and '-' are accepted, with a letter or digit first and last", clip(s))
 	}
 	return nil
 }
 
-// ParseTemplateRef reads "name" (version 0, the newest) or "name@version".
-func ParseTemplateRef(field, s string) (name string, version int64, err error) {
-	name, text, versioned := strings.Cut(s, "@")
+// ParseTemplateRef reads "name", "name@version" or "name:tag".
+func ParseTemplateRef(field, s string) (ref TemplateRef, err error) {
+	name, tag, tagged := strings.Cut(s, ":")
+	name, text, versioned := strings.Cut(name, "@")
 	if err := ValidateTemplateName(field, name); err != nil {
-		return "", 0, err
+		return ref, err
 	}
-	if !versioned {
-		return name, 0, nil
+	ref.Name = name
+	switch {
+	case tagged && versioned:
+		return ref, InvalidField(field, "%q has a version and a tag; at most one of them is accepted", clip(s))
+	case tagged:
+		ref.Tag = tag
+		return ref, ValidateTemplateTag(field, tag)
+	case versioned:
+		var perr error
+		ref.Version, perr = strconv.ParseInt(text, 10, 64)
+		// Only the one spelling: "+1" and "01" are not versions.
+		if perr != nil || ref.Version < 1 || strconv.FormatInt(ref.Version, 10) != text {
+			return ref, InvalidField(field, "%q has no version behind the @; a number from 1 on is accepted, as in %s@1", clip(s), clip(name))
+		}
 	}
-	version, perr := strconv.ParseInt(text, 10, 64)
-	// Only the one spelling: "+1" and "01" are not versions.
-	if perr != nil || version < 1 || strconv.FormatInt(version, 10) != text {
-		return "", 0, InvalidField(field, "%q has no version behind the @; a number from 1 on is accepted, as in %s@1", clip(s), clip(name))
-	}
-	return name, version, nil
+	return ref, nil
 }
+
+// ValidateTemplateTag checks what somebody calls a version of a template.
+func ValidateTemplateTag(field, s string) error { return validateResourceName(field, "tag", s) }
 
 // Ref is how a version of a template is written.
 func (t Template) Ref() string { return t.Name + "@" + strconv.FormatInt(t.Version, 10) }
@@ -138,6 +148,14 @@ func validateOnIdle(a IdleAction, idle time.Duration) error {
 		return nil
 	}
 	return InvalidField("spec.on_idle", "%q is not accepted; kill and pause are", clip(string(a)))
+}
+
+func validateOnTimeout(a IdleAction) error {
+	switch a {
+	case "", IdleKill, IdlePause:
+		return nil
+	}
+	return InvalidField("spec.on_timeout", "%q is not accepted; kill and pause are", clip(string(a)))
 }
 
 func validateVolumes(mounts []VolumeMount) error {
@@ -198,6 +216,10 @@ func ValidateVolumeSize(field string, size int64) error {
 	}
 	return nil
 }
+
+// RoundVolumeSize is the size a volume gets that is asked for with size: whole
+// mebibytes.
+func RoundVolumeSize(size int64) int64 { return (size + 1<<20 - 1) &^ (1<<20 - 1) }
 
 // ValidateFork checks how many children are asked for and how many are enough;
 // minReady 0 is all of them.

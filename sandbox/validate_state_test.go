@@ -24,6 +24,7 @@ func TestSpecRefusesWrongStateFields(t *testing.T) {
 		spoil       func(*Spec)
 	}{
 		{"spec.on_idle", "kill and pause", func(s *Spec) { s.OnIdle = "sleep" }},
+		{"spec.on_timeout", "kill and pause", func(s *Spec) { s.OnTimeout = "sleep" }},
 		{"spec.on_idle", "idle_timeout", func(s *Spec) { s.OnIdle = IdlePause }},
 		{"spec.volumes", "at most 16", func(s *Spec) { s.Volumes = mounts(many...) }},
 		{"spec.volumes[0].volume", "lower-case", func(s *Spec) { s.Volumes = []VolumeMount{{Volume: "A", Path: "/a"}} }},
@@ -90,10 +91,14 @@ func TestASpecStartsFromOneThing(t *testing.T) {
 }
 
 func TestTemplateRefs(t *testing.T) {
-	for ref, want := range map[string]Template{"py": {Name: "py"}, "a.b-c_D@7": {Name: "a.b-c_D", Version: 7}} {
-		name, version, err := ParseTemplateRef("name", ref)
-		if err != nil || name != want.Name || version != want.Version {
-			t.Errorf("%s: %q, %d, %v", ref, name, version, err)
+	for ref, want := range map[string]TemplateRef{"py": {Name: "py"}, "a.b-c_D@7": {Name: "a.b-c_D", Version: 7}, "py:v1.0": {Name: "py", Tag: "v1.0"}} {
+		if got, err := ParseTemplateRef("name", ref); err != nil || got != want {
+			t.Errorf("%s: %+v, %v", ref, got, err)
+		}
+	}
+	for _, bad := range []string{"py:", ":v1", "py@1:v1", "py:a:b", "py@0"} {
+		if _, err := ParseTemplateRef("name", bad); err == nil {
+			t.Errorf("%s is a template", bad)
 		}
 	}
 	if got := (Template{Name: "py", Version: 3}).Ref(); got != "py@3" {

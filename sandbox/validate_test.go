@@ -11,13 +11,13 @@ import (
 
 func TestDefaultsFillOnlyWhatIsLeftOut(t *testing.T) {
 	std := StandardDefaults()
-	if got, want := (Spec{}).WithDefaults(std).Resources, (Resources{1000, 512 * MiB, 512 * MiB, 10 * GiB, 1024}); got != want {
+	if got, want := (Spec{}).WithDefaults(std).Resources, (Resources{1000, 512 * MiB, 512 * MiB, 10 * GiB, 1024, 8 * MiB}); got != want {
 		t.Errorf("of nothing: %+v, want %+v", got, want)
 	}
 	if got := (Spec{}).WithDefaults(std).Image; got != "base" {
 		t.Errorf("image %q", got)
 	}
-	full := Spec{Image: "x", Resources: Resources{1, 2, 3, 4, 5}}
+	full := Spec{Image: "x", Resources: Resources{1, 2, 3, 4, 5, 1}}
 	if got := full.WithDefaults(std); got.Resources != full.Resources || got.Image != "x" {
 		t.Errorf("a full spec was changed to %+v", got)
 	}
@@ -26,18 +26,25 @@ func TestDefaultsFillOnlyWhatIsLeftOut(t *testing.T) {
 		in                 Resources
 		limit              int64 // of the defaults
 		memory, wantsLimit int64
+		reserved           int64
 	}{
-		{"memory alone sets the limit", Resources{Memory: GiB}, 0, GiB, GiB},
-		{"a low limit alone lowers the memory", Resources{MemoryLimit: 100 * MiB}, 0, 100 * MiB, 100 * MiB},
-		{"a high limit alone leaves the memory", Resources{MemoryLimit: 4 * GiB}, 0, 512 * MiB, 4 * GiB},
-		{"a default limit holds", Resources{}, 2 * GiB, 512 * MiB, 2 * GiB},
-		{"a default limit below the memory gives way", Resources{Memory: 3 * GiB}, 2 * GiB, 3 * GiB, 3 * GiB},
+		{"memory alone sets the limit", Resources{Memory: GiB}, 0, GiB, GiB, 8 * MiB},
+		{"a low limit alone lowers the memory", Resources{MemoryLimit: 100 * MiB}, 0, 100 * MiB, 100 * MiB, 8 * MiB},
+		{"a high limit alone leaves the memory", Resources{MemoryLimit: 4 * GiB}, 0, 512 * MiB, 4 * GiB, 8 * MiB},
+		{"a default limit holds", Resources{}, 2 * GiB, 512 * MiB, 2 * GiB, 8 * MiB},
+		{"a default limit below the memory gives way", Resources{Memory: 3 * GiB}, 2 * GiB, 3 * GiB, 3 * GiB, 8 * MiB},
+		{"both: the memory is reserved", Resources{Memory: GiB, MemoryLimit: 2 * GiB}, 0, GiB, 2 * GiB, GiB},
+		{"all of it", Resources{Memory: GiB, MemoryLimit: GiB}, 0, GiB, GiB, GiB},
+		{"no more than there is", Resources{Memory: 5, MemoryLimit: 0}, 0, 5, 5, 5},
 	} {
 		d := std
 		d.Resources.MemoryLimit = c.limit
 		got := Spec{Resources: c.in}.WithDefaults(d).Resources
-		if got.Memory != c.memory || got.MemoryLimit != c.wantsLimit {
-			t.Errorf("%s: memory %d, limit %d", c.name, got.Memory, got.MemoryLimit)
+		if got.Memory != c.memory || got.MemoryLimit != c.wantsLimit || got.Reserved() != c.reserved {
+			t.Errorf("%s: memory %d, limit %d, reserved %d", c.name, got.Memory, got.MemoryLimit, got.Reserved())
+		}
+		if twice := (Spec{Resources: got}).WithDefaults(d).Resources; twice != got {
+			t.Errorf("%s: filled twice it is %+v, once %+v", c.name, twice, got)
 		}
 	}
 }
@@ -100,8 +107,8 @@ func TestSpecAcceptsTheEdges(t *testing.T) {
 	limits := StandardLimits()
 	for name, set := range map[string]func(*Spec){
 		"defaults":    func(*Spec) {},
-		"least":       func(s *Spec) { s.Resources = Resources{50, 32 * MiB, 32 * MiB, 16 * MiB, 16} },
-		"most":        func(s *Spec) { s.Resources = Resources{256_000, 1 << 50, 1 << 60, 1 << 60, 65536} },
+		"least":       func(s *Spec) { s.Resources = Resources{50, 32 * MiB, 32 * MiB, 16 * MiB, 16, 0} },
+		"most":        func(s *Spec) { s.Resources = Resources{256_000, 1 << 50, 1 << 60, 1 << 60, 65536, 0} },
 		"full labels": func(s *Spec) { s.Labels = repeat(64, "a/b.c_d-%d", strings.Repeat("é", 128)) },
 		"long key":    func(s *Spec) { s.Labels = map[string]string{strings.Repeat("a", 64): ""} },
 		"full env":    func(s *Spec) { s.Env = repeat(256, "_A%d", "line\nbreaks are fine") },
@@ -190,5 +197,31 @@ func checkRefusal(t *testing.T, err error, field, says string) {
 	}
 	if len(err.Error()) > 400 {
 		t.Errorf("%s: a message of %d bytes", field, len(err.Error()))
+	}
+}
+
+func TestValidateReuse(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		set  func(*Spec)
+		ok   bool
+	}{
+		{"a name", func(s *Spec) { s.Reuse = "run-7.a_B" }, true},
+		{"none", func(s *Spec) { s.Reuse, s.Network.Mode = "", NetworkPublic }, true},
+		{"64 letters", func(s *Spec) { s.Reuse = strings.Repeat("a", 64) }, true},
+		{"65", func(s *Spec) { s.Reuse = strings.Repeat("a", 65) }, false},
+		{"a slash", func(s *Spec) { s.Reuse = "a/b" }, false},
+		{"a line", func(s *Spec) { s.Reuse = "a\n" }, false},
+		{"a dash in front", func(s *Spec) { s.Reuse = "-a" }, false},
+		{"a network", func(s *Spec) { s.Reuse, s.Network.Mode = "a", NetworkPublic }, false},
+		{"volumes", func(s *Spec) { s.Reuse, s.Volumes = "a", []VolumeMount{{Volume: "v", Path: "/v"}} }, false},
+	} {
+		s := Spec{}.WithDefaults(StandardDefaults())
+		c.set(&s)
+		err := s.Validate(StandardLimits())
+		var e *Error
+		if (err == nil) != c.ok || err != nil && (!errors.As(err, &e) || e.Field != "spec.reuse" || e.Hint == "") {
+			t.Errorf("%s: %v", c.name, err)
+		}
 	}
 }

@@ -144,6 +144,25 @@ def known() -> list[str]:
     return [pattern for row in rows for pattern in re.findall(r"`([^`]+)`", row)]
 
 
+def inside(suite: str, line: str) -> Results:
+    """A sandbox for each: what one suite leaves is no other's."""
+    sandbox = run(COVE, "create", "compat", "--memory", "2GiB", "--cpu", "2", "--network", "none", "--timeout", "1h").strip()
+    try:
+        return results(suite, "inside", [COVE, "exec", "-u", "user", sandbox, "--", "sh", "-c", line])
+    finally:
+        run(COVE, "rm", sandbox)
+
+
+def differences(there: Results, here: Results) -> list[tuple[str, str, str]]:
+    """Tests with their results beside and inside. One that only fails beside is none."""
+    both = [(t, there.get(t, "absent"), here.get(t, "absent")) for t in sorted(there.keys() | here.keys())]
+    return [(t, a, b) for t, a, b in both if a != b and b != "passed" and a != "failed"]
+
+
+def unlisted(there: Results, here: Results, listed: list[str]) -> list[str]:
+    return [t for t, _, _ in differences(there, here) if not any(fnmatch.fnmatchcase(t, p) for p in listed)]
+
+
 def main() -> int:
     suites = sys.argv[1:] or SUITES
     tree()
@@ -157,21 +176,19 @@ def main() -> int:
         start = time.monotonic()
         there = results(suite, "beside", beside(line))
         half = time.monotonic()
-        # A sandbox for each: what one suite leaves is no other's.
-        sandbox = run(COVE, "create", "compat", "--memory", "2GiB", "--cpu", "2", "--network", "none", "--timeout", "1h").strip()
-        try:
-            here = results(suite, "inside", [COVE, "exec", "-u", "user", sandbox, "--", "sh", "-c", line])
-        finally:
-            run(COVE, "rm", sandbox)
+        here = inside(suite, line)
+        if there and here and unlisted(there, here, listed):
+            # Many of these tests go by the clock, fsnotify's by 50 ms: what differs differs twice.
+            again = inside(suite, line)
+            late = [t for t in unlisted(there, here, listed) if again.get(t) == "passed"]
+            print("".join(f"  {t}: passed inside at the second try\n" for t in late), end="")
+            here.update(dict.fromkeys(late, "passed"))
         print(f"{suite:28} {tally(there, half - start):>24} {tally(here, time.monotonic() - half):>24}", flush=True)
         if not there or not here:
             print(f"  no results: see {CACHE.relative_to(ROOT)}/{suite}.*.log")
             news += 1
             continue
-        for test in sorted(there.keys() | here.keys()):
-            a, b = there.get(test, "absent"), here.get(test, "absent")
-            if a == b or b == "passed" or a == "failed":
-                continue
+        for test, a, b in differences(there, here):
             match = next((p for p in listed if fnmatch.fnmatchcase(test, p)), None)
             print(f"  {test}: {a} beside, {b} inside{' (listed)' if match else ''}")
             if match:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the system packages that are missing, and only those.
-#   deps.sh [server] [test] [bench]
+#   deps.sh [server] [test] [bench] [image]
 set -euo pipefail
 
 # What must be there -> the Debian and Ubuntu package that brings it.
@@ -16,7 +16,14 @@ test=(
   "command -v git|git"
   "command -v curl|curl"
   "command -v tmux|tmux"
+  "command -v gcc|gcc" # with the next, for the race detector
+  "test -e /usr/include/stdlib.h|libc6-dev"
   "command -v ssh && command -v sftp && command -v scp|openssh-client"
+  "command -v skopeo|skopeo" # pulls what was pushed
+)
+image=(
+  "command -v buildah|buildah"
+  "command -v crun || command -v runc|crun"
 )
 bench=(
   "command -v runc|runc"

@@ -32,3 +32,18 @@ end_server() {
   as_root kill -KILL "$pid" 2>/dev/null || true
   sleep 0.2
 }
+
+# clone_data FROM TO gives TO the images, snapshots, names and keys of a data
+# directory whose server does not run. Content never changes, so it is linked, not
+# copied; databases are each server's own.
+clone_data() {
+  local part
+  for part in images/blobs state; do
+    [ -d "$1/$part" ] || continue
+    mkdir -p "$2/$part"
+    cp -al "$1/$part/." "$2/$part/" 2>/dev/null || cp -a "$1/$part/." "$2/$part/"
+  done
+  for part in "$1"/cove.db* "$1"/key "$1"/*.key; do
+    [ ! -e "$part" ] || cp "$part" "$2/"
+  done
+}

@@ -1,6 +1,6 @@
 """Many clients do everything to their sandboxes at random while the server is killed under them.
 
-    with-server.sh soak_ops.py [--seconds N] [--clients N] [--kill N]
+    with-server.sh soak_ops.py [--seconds N] [--clients N] [--kill N] [--origin child|reused]
 
 Each client sets values and reads them back across resets, pauses, snapshots, restores and forks. A value that
 is not the one expected, a process that stands still, a sandbox that is lost without a cause that explains it, an
@@ -76,10 +76,23 @@ class Server:
             await asyncio.sleep(0.2)  # the lock of the one before is let go in a moment
 
 
+async def originate(origin: str) -> dict[str, Any]:
+    """What the clients create: fresh sandboxes, children of one checkpoint, or those that share a trust group's kernels."""
+    if origin == "reused":
+        return {**SMALL, "reuse": "soak"}
+    if origin == "child":
+        parent = await AsyncSandbox.create(**SMALL)
+        snapshot = await parent.snapshot(memory=True)
+        await parent.kill()
+        return {"snapshot": snapshot.id}
+    return SMALL
+
+
 class Soak:
     def __init__(self, seconds: float, seed: int) -> None:
         self.until = time.monotonic() + seconds
         self.seed = seed
+        self.spec: dict[str, Any] = SMALL
         self.operations: collections.Counter[str] = collections.Counter()
         self.errors: collections.Counter[str] = collections.Counter()
         self.lost: collections.Counter[str] = collections.Counter()
@@ -123,7 +136,7 @@ class Soak:
             episode += 1
             try:
                 key = f"soak-{self.seed}-{os.getpid()}-{number}-{episode}"
-                sandbox = await self.do("create", AsyncSandbox.create, idempotency_key=key, **SMALL)
+                sandbox = await self.do("create", AsyncSandbox.create, idempotency_key=key, **self.spec)
                 await self.episode(sandbox, rnd, f"client {number}")
                 await self.do("kill", sandbox.kill)
             except cove.CoveError as e:
@@ -221,6 +234,8 @@ async def run(options: argparse.Namespace) -> int:
     soak = Soak(options.seconds, options.seed)
     print(f"soak: {options.clients} clients for {options.seconds:.0f} s, a kill every {options.kill:.0f} s, seed {options.seed}", flush=True)
 
+    soak.spec = await originate(options.origin)
+
     async def killer() -> None:
         while options.kill > 0:
             await asyncio.sleep(options.kill)
@@ -241,6 +256,7 @@ def main() -> int:
     p.add_argument("--seconds", type=float, default=300)
     p.add_argument("--clients", type=int, default=8)
     p.add_argument("--kill", type=float, default=25, help="seconds between kills of the server; 0 = never")
+    p.add_argument("--origin", choices=["fresh", "child", "reused"], default="fresh", help="what the sandboxes are made of")
     p.add_argument("--seed", type=int, default=int(time.time()))
     return asyncio.run(run(p.parse_args()))
 

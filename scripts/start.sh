@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Starts the server in the background, once, and shows a first sandbox.
-#   DATA=/var/lib/cove [LISTEN=ADDRESS] start.sh
+#   DATA=/var/lib/cove [LISTEN=ADDRESS] [SERVE_ARGS='--ssh 127.0.0.1:7722 …'] start.sh
 set -euo pipefail
 source "$(dirname "$0")/server.sh"
-: "${DATA:=/var/lib/cove}" "${LISTEN:=}"
+: "${DATA:=/var/lib/cove}" "${LISTEN:=}" "${SERVE_ARGS:=}"
+read -ra given <<<"${LISTEN:+--listen $LISTEN }$SERVE_ARGS"
 log="$DATA/serve.log"
 export COVE_DATA=$DATA
 unset COVE_URL COVE_KEY
@@ -30,6 +31,7 @@ TXT
 
 if pid=$(cove_pid "$DATA"); then
   echo "Cove is already running: pid $pid, $(cat "$DATA/url")"
+  [ ${#given[@]} -eq 0 ] || echo "cove: it goes on as it is, without ${given[*]}: 'make restart' with the same takes it" >&2
   next
   exit 0
 fi
@@ -49,8 +51,18 @@ echo "making sure the base image is there (Debian by mmdebstrap: one to two minu
 as_root "$cove" image bootstrap --data "$DATA" >/dev/null
 
 # What it was given once holds for the next start too: cove serve reads this file.
-if [ -n "$LISTEN" ]; then
-  as_root bash -c 'umask 077; touch "$0"; grep -v "^listen *=" "$0" >"$0.new" || true; echo "listen = \"$1\"" >>"$0.new"; mv "$0.new" "$0"' "$DATA/cove.toml" "$LISTEN"
+# One that no server starts with does not stay.
+options="$DATA/cove.toml"
+as_before() { :; }
+if [ ${#given[@]} -gt 0 ]; then
+  as_root rm -f "$options.before"
+  ! as_root test -e "$options" || as_root cp -p "$options" "$options.before"
+  as_root "$cove" serve --data "$DATA" --save-config "${given[@]}"
+  as_before() {
+    as_root rm -f "$options"
+    ! as_root test -e "$options.before" || as_root mv "$options.before" "$options"
+    echo "cove: ${given[*]} is not kept" >&2
+  }
 fi
 echo "starting cove serve"
 # The log is appended to: what an earlier server said about its end stays.
@@ -62,6 +74,7 @@ for ((i = 0; i < 600; i++)); do
   if ! [ -e "/proc/$started" ]; then
     echo "cove: the server did not start; its log ends with:" >&2
     as_root tail -n 15 "$log" >&2
+    as_before
     exit 1
   fi
   if ((i % 50 == 49)); then echo "  … waiting for the server ($((i / 10 + 1)) s; log: $log)"; fi
@@ -71,6 +84,7 @@ if ! COVE_URL=$(cat "$DATA/url") "$cove" health --wait 30s >/dev/null; then
   as_root tail -n 15 "$log" >&2
   exit 1
 fi
+as_root rm -f "$options.before"
 echo "running: pid $pid"
 echo
 echo "A first sandbox:"

@@ -4,13 +4,14 @@
 # anything of the server is left afterwards.
 #   with-server.sh COMMAND [ARG...]
 # The command finds COVE_URL, COVE_KEY and COVE_DATA. COVE_SERVE_ARGS adds
-# flags to "cove serve" (e.g. --runtime fake).
+# flags to "cove serve" (e.g. --runtime fake). COVE_INTERPRETER=1: the server has
+# the template of the code interpreter.
 set -euo pipefail
 source "$(dirname "$0")/server.sh"
-: "${COVE_SERVE_ARGS:=}"
+: "${COVE_SERVE_ARGS:=}" "${COVE_INTERPRETER:=}"
 
 if [ "$(id -u)" -ne 0 ] && [[ $COVE_SERVE_ARGS != *fake* ]]; then
-  exec sudo --preserve-env=COVE_SERVE_ARGS,PATH -- "$0" "$@"
+  exec sudo --preserve-env=COVE_SERVE_ARGS,COVE_INTERPRETER,OUTSIDE_IP,OUTSIDE_PORT,OUTSIDE_SEEN,PATH -- "$0" "$@"
 fi
 
 # Short: sockets below it have names of at most 107 bytes.
@@ -65,14 +66,15 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-# One base image serves every test server: content never changes, so it is
-# linked, not copied. Databases and locks are each server's own.
+# One base image, and one template of the interpreter, serve every test server.
 cache="$root/.cache/base"
 if [[ $COVE_SERVE_ARGS != *fake* ]]; then
   "$cove" image bootstrap --data "$cache" >/dev/null
-  mkdir -p "$data/images/blobs"
-  cp -al "$cache/images/blobs/." "$data/images/blobs/" 2>/dev/null || cp -a "$cache/images/blobs/." "$data/images/blobs/"
-  cp "$cache"/cove.db* "$data/"
+  if [ -n "$COVE_INTERPRETER" ]; then
+    "$root/scripts/interpreter.sh" >&2
+    cache="$root/.cache/interpreter"
+  fi
+  clone_data "$cache" "$data"
 fi
 
 # shellcheck disable=SC2086

@@ -49,7 +49,7 @@ func TestCodeInsideDoesNotGrowTheLog(t *testing.T) {
 	<-s.ended
 
 	p, err := w.client.Processes.Start(t.Context(), connect.NewRequest(&covev1.StartProcessRequest{SandboxId: sb.Id,
-		Process: &covev1.ProcessSpec{ExecId: "in", Command: "sleep", Stdin: true, Pty: &covev1.TermSize{Rows: 24, Cols: 80}}}))
+		Process: &covev1.ProcessSpec{ExecId: "in", Command: sleeping, Stdin: true, Pty: &covev1.TermSize{Rows: 24, Cols: 80}}}))
 	if err != nil || !p.Receive() {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func TestLoginIsNotedByAddress(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create(nil)
 	keys := all(t, w.store.ListKeys)
-	if err := w.server.Reach().Login(t.Context(), sb.Id, keys[0].ID, "[fd00::7]:51234"); err != nil {
+	if _, err := w.server.Reach().Login(t.Context(), sb.Id, keys[0].ID, "[fd00::7]:51234"); err != nil {
 		t.Fatal(err)
 	}
 	_, entries := w.noted()

@@ -9,17 +9,14 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/cove-sandbox/cove/internal/strangers"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
 
 // A secret is "cove_" and 256 random bits. With that much randomness a plain
@@ -45,10 +42,12 @@ func newSecret(rand io.Reader) (secret string, hash [sha256.Size]byte, err error
 type keyring struct {
 	store store.Keys
 
-	mu    sync.RWMutex
-	known map[[sha256.Size]byte]*keyUse
-	byID  map[string]store.Key // what was asked for by id; without an id of its own: it is gone
-	gen   uint64               // counts revocations: a look-up that began before one is not remembered
+	mu struct {
+		sync.RWMutex
+		known map[[sha256.Size]byte]*keyUse
+		byID  map[string]store.Key // what was asked for by id; without an id of its own: it is gone
+		gen   uint64               // counts revocations: a look-up that began before one is not remembered
+	}
 }
 
 type keyUse struct {
@@ -59,7 +58,7 @@ type keyUse struct {
 }
 
 func (k *keyring) init(st store.Keys) {
-	k.store, k.known, k.byID = st, map[[sha256.Size]byte]*keyUse{}, map[string]store.Key{}
+	k.store, k.mu.known, k.mu.byID = st, map[[sha256.Size]byte]*keyUse{}, map[string]store.Key{}
 }
 
 // find returns the key of a secret; sandbox.ErrNotFound if there is none.
@@ -69,7 +68,7 @@ func (k *keyring) find(ctx context.Context, secret string) (*keyUse, error) {
 	}
 	hash := sha256.Sum256([]byte(secret))
 	k.mu.RLock()
-	use, gen := k.known[hash], k.gen
+	use, gen := k.mu.known[hash], k.mu.gen
 	k.mu.RUnlock()
 	if use != nil {
 		return use, nil
@@ -80,18 +79,18 @@ func (k *keyring) find(ctx context.Context, secret string) (*keyUse, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.known[hash] != nil {
-		return k.known[hash], nil
+	if k.mu.known[hash] != nil {
+		return k.mu.known[hash], nil
 	}
 	use = &keyUse{key: key, hash: hash}
 	if !key.LastUsedAt.IsZero() {
 		use.last.Store(key.LastUsedAt.UnixNano())
 		use.flushed.Store(key.LastUsedAt.UnixNano())
 	}
-	if k.gen != gen { // it may be the one that was revoked; the next call asks again
+	if k.mu.gen != gen { // it may be the one that was revoked; the next call asks again
 		return use, nil
 	}
-	k.known[hash] = use
+	k.mu.known[hash] = use
 	return use, nil
 }
 
@@ -100,8 +99,8 @@ func (k *keyring) find(ctx context.Context, secret string) (*keyUse, error) {
 // ids are not used twice, and the gateway asks for every request.
 func (k *keyring) ofID(ctx context.Context, id string) (store.Key, error) {
 	k.mu.RLock()
-	key, known := k.byID[id]
-	gen := k.gen
+	key, known := k.mu.byID[id]
+	gen := k.mu.gen
 	k.mu.RUnlock()
 	if !known {
 		keys, err := k.store.ListKeys(asServer(ctx))
@@ -112,8 +111,8 @@ func (k *keyring) ofID(ctx context.Context, id string) (store.Key, error) {
 			key = keys[i]
 		}
 		k.mu.Lock()
-		if k.gen == gen {
-			k.byID[id] = key
+		if k.mu.gen == gen {
+			k.mu.byID[id] = key
 		}
 		k.mu.Unlock()
 	}
@@ -127,11 +126,11 @@ func (k *keyring) ofID(ctx context.Context, id string) (store.Key, error) {
 func (k *keyring) forget(id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.gen++
-	delete(k.byID, id)
-	for h, use := range k.known {
+	k.mu.gen++
+	delete(k.mu.byID, id)
+	for h, use := range k.mu.known {
 		if use.key.ID == id {
-			delete(k.known, h)
+			delete(k.mu.known, h)
 		}
 	}
 }
@@ -140,8 +139,8 @@ func (k *keyring) forget(id string) {
 func (k *keyring) lastUsed() map[string]time.Time {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	out := make(map[string]time.Time, len(k.known))
-	for _, use := range k.known {
+	out := make(map[string]time.Time, len(k.mu.known))
+	for _, use := range k.mu.known {
 		if n := use.last.Load(); n != 0 {
 			if at := time.Unix(0, n); at.After(out[use.key.ID]) {
 				out[use.key.ID] = at
@@ -155,8 +154,8 @@ func (k *keyring) lastUsed() map[string]time.Time {
 // call would cost more than the call.
 func (k *keyring) flush(ctx context.Context, log *slog.Logger) {
 	k.mu.RLock()
-	uses := make([]*keyUse, 0, len(k.known))
-	for _, use := range k.known {
+	uses := make([]*keyUse, 0, len(k.mu.known))
+	for _, use := range k.mu.known {
 		uses = append(uses, use)
 	}
 	k.mu.RUnlock()
@@ -177,52 +176,36 @@ func (k *keyring) flush(ctx context.Context, log *slog.Logger) {
 func (k *keyring) forgetTenant(id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.gen++
-	maps.DeleteFunc(k.byID, func(_ string, key store.Key) bool { return key.Tenant == id })
-	for h, use := range k.known {
+	k.mu.gen++
+	maps.DeleteFunc(k.mu.byID, func(_ string, key store.Key) bool { return key.Tenant == id })
+	for h, use := range k.mu.known {
 		if use.key.Tenant == id {
-			delete(k.known, h)
+			delete(k.mu.known, h)
 		}
 	}
 }
 
-// authenticate lets nothing through without a good key, and nothing that the
-// key has no right to.
-func (s *Server) authenticate(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		use, err := s.checkKey(r)
-		if err != nil {
-			wire.WriteError(w, r, sandbox.WithOp("auth", err))
-			return
-		}
-		strangers.Known(r.Context())
-		use.last.Store(s.cfg.Clock().UnixNano())
-		ctx := withCaller(r.Context(), caller{key: use.key, remote: remoteOf(r)})
-		if err := s.rights.check(use.key, r.URL.Path); err != nil {
-			s.audit.note(ctx, opOf(r.URL.Path), nil, err)
-			wire.WriteError(w, r, sandbox.WithOp("auth", err))
-			return
-		}
-		next.ServeHTTP(w, r.WithContext(ctx))
-	})
-}
+// KeyHint is how to come by a key.
+const KeyHint = `run "cove env" on the server's machine and set COVE_KEY; over HTTP send "Authorization: Bearer $COVE_KEY"`
 
-func (s *Server) checkKey(r *http.Request) (*keyUse, error) {
-	const hint = `run "cove env" on the server's machine and set COVE_KEY; over HTTP send "Authorization: Bearer $COVE_KEY"`
-	header := r.Header.Get("Authorization")
-	if header == "" {
-		return nil, &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "no API key", Hint: hint}
+// Authenticate finds the caller of a secret. What is done with the context it
+// returns is done as that caller and sees its tenant alone. remote is the address
+// it came from, with or without a port.
+func (s *Server) Authenticate(ctx context.Context, secret, remote string) (context.Context, error) {
+	if secret == "" {
+		return ctx, &sandbox.Error{Class: sandbox.Unauthenticated, Op: "auth", Msg: "no API key", Hint: KeyHint}
 	}
-	scheme, secret, _ := strings.Cut(header, " ")
-	if !strings.EqualFold(scheme, "Bearer") {
-		return nil, &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "Authorization is not a Bearer key", Hint: hint}
-	}
-	use, err := s.keys.find(r.Context(), strings.TrimSpace(secret))
+	use, err := s.keys.find(ctx, secret)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		return nil, &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key is wrong or was revoked", Hint: hint}
+		err = &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key is wrong or was revoked", Hint: KeyHint}
+	}
+	now := s.cfg.Clock()
+	if err == nil {
+		err = good(use.key, use.hash[:], now)
 	}
 	if err != nil {
-		return nil, err
+		return ctx, sandbox.WithOp("auth", err)
 	}
-	return use, good(use.key, use.hash[:], s.cfg.Clock())
+	use.last.Store(now.UnixNano())
+	return withCaller(ctx, caller{key: use.key, remote: hostOf(remote)}), nil
 }

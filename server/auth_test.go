@@ -17,8 +17,8 @@ import (
 
 // procedures is every RPC of the protos.
 func procedures() (out []string) { // TestProceduresAreAll holds it to the registry
-	for _, f := range []protoreflect.FileDescriptor{covev1.File_cove_v1_admin_proto, covev1.File_cove_v1_callback_proto, covev1.File_cove_v1_file_proto, covev1.File_cove_v1_image_proto, covev1.File_cove_v1_lease_proto,
-		covev1.File_cove_v1_port_proto, covev1.File_cove_v1_process_proto, covev1.File_cove_v1_recording_proto, covev1.File_cove_v1_sandbox_proto, covev1.File_cove_v1_secret_proto, covev1.File_cove_v1_snapshot_proto,
+	for _, f := range []protoreflect.FileDescriptor{covev1.File_cove_v1_admin_proto, covev1.File_cove_v1_callback_proto, covev1.File_cove_v1_file_proto, covev1.File_cove_v1_grade_proto, covev1.File_cove_v1_image_proto, covev1.File_cove_v1_lease_proto,
+		covev1.File_cove_v1_port_proto, covev1.File_cove_v1_process_proto, covev1.File_cove_v1_recording_proto, covev1.File_cove_v1_run_proto, covev1.File_cove_v1_sandbox_proto, covev1.File_cove_v1_secret_proto, covev1.File_cove_v1_shipment_proto, covev1.File_cove_v1_snapshot_proto,
 		covev1.File_cove_v1_template_proto, covev1.File_cove_v1_volume_proto} {
 		for i := range f.Services().Len() {
 			s := f.Services().Get(i)
@@ -38,7 +38,7 @@ func TestEveryRouteAuthenticates(t *testing.T) {
 	for _, p := range procedures() {
 		routes = append(routes, [2]string{"POST", p})
 	}
-	for pattern := range w.server.httpRoutes() {
+	for pattern := range nativeRoutes(w.server) {
 		method, path, _ := strings.Cut(pattern, " ")
 		routes = append(routes, [2]string{method, strings.ReplaceAll(path, "{id}", "abc")})
 	}
@@ -73,7 +73,7 @@ func TestEveryRouteAuthenticates(t *testing.T) {
 	if resp, body := w.http("GET", "/healthz", nil, "Authorization", ""); resp.StatusCode != 200 || body != "ok\n" {
 		t.Errorf("healthz: %d %q", resp.StatusCode, body)
 	}
-	if w.node.created != 0 {
+	if w.node.saw().created != 0 {
 		t.Error("a create got through")
 	}
 }

@@ -5,10 +5,10 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"os"
 	"testing"
+	"time"
 
-	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -45,6 +45,19 @@ func BenchmarkExecTrue(b *testing.B) {
 	}
 }
 
+// What a step adds to an exec, and nothing else of it: two records.
+func BenchmarkStep(b *testing.B) {
+	w, sb := stepping(b, func(c *Config) { c.Logger = slog.New(slog.DiscardHandler) })
+	end := sandbox.ProcessEnd{End: sandbox.End{Cause: sandbox.Exited, At: time.Now()}}
+	for b.Loop() {
+		st, err := w.server.beginStep(w.all(), StartRequest{Sandbox: sb.Id, Process: sandbox.ProcessSpec{ExecID: sandbox.NewID(w.server.cfg.Rand), Args: []string{"true"}}})
+		if err != nil || st == nil {
+			b.Fatal(st, err)
+		}
+		w.server.endStep(st, stepEnded, end)
+	}
+}
+
 func BenchmarkGet(b *testing.B) {
 	w := benchWorld(b)
 	sb := w.create(nil)
@@ -54,16 +67,17 @@ func BenchmarkGet(b *testing.B) {
 }
 
 // pipeNode moves bulk content at the speed of a pipe.
-type pipeNode struct{ *fakeNode }
+type pipeNode struct{ *double }
 
-func (n pipeNode) Bulk(ctx context.Context, id string, op guest.BulkOp, stdin, stdout *os.File) error {
+func (n pipeNode) Upload(_ context.Context, _ string, _ node.Upload, r io.Reader) error {
+	_, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{r}, make([]byte, 1<<20))
+	return err
+}
+
+func (n pipeNode) Download(_ context.Context, _ string, from node.Download, w io.Writer) error {
 	buf := make([]byte, 1<<20)
-	if op.Kind == "write" {
-		_, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{stdin}, buf)
-		return err
-	}
-	for left := op.Length; left > 0; {
-		m, err := stdout.Write(buf[:min(left, int64(len(buf)))])
+	for left := from.Length; left > 0; {
+		m, err := w.Write(buf[:min(left, int64(len(buf)))])
 		if err != nil {
 			return err
 		}
@@ -77,7 +91,7 @@ func BenchmarkTransfer(b *testing.B) {
 	data := make([]byte, size)
 	w := newWorld(b, func(c *Config) {
 		c.Logger = slog.New(slog.DiscardHandler)
-		c.Node = pipeNode{c.Node.(*fakeNode)}
+		c.Node = pipeNode{c.Node.(*double)}
 	})
 	sb := w.create(nil)
 	w.put(sb.Id, "/f", data)

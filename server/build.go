@@ -8,12 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
 
 const (
@@ -25,48 +22,68 @@ const (
 	tailBytes = 2 << 10
 )
 
-// build is one making of a template's version.
-type build struct {
-	*Server
-	tpl  sandbox.Template
-	out  *connect.ServerStream[covev1.BuildTemplateEvent]
-	send sync.Mutex // the start command's output and the steps share the stream
-
-	mu   sync.Mutex
-	tail []byte // last of what the start command printed
+// BuildRequest asks for a version of a template.
+type BuildRequest struct {
+	Name  string
+	Spec  sandbox.Spec // what sandboxes made of it are like
+	Start string       // a command that runs in all of them
+	Ready sandbox.Readiness
 }
 
-// Build runs while its caller waits: when that leaves, nothing is left of it.
-func (s templateService) Build(ctx context.Context, r *connect.Request[covev1.BuildTemplateRequest], out *connect.ServerStream[covev1.BuildTemplateEvent]) error {
-	if s.calls.isDraining() {
-		return stopping()
+// BuildEvent is a step of a build, or what its start command printed.
+type BuildEvent struct {
+	Step   string
+	Output []byte
+}
+
+// templateBuild is one making of a template's version.
+type templateBuild struct {
+	*Server
+	tpl  sandbox.Template
+	sink func(BuildEvent) error
+
+	sending sync.Mutex // the start command's output and the steps share the sink
+
+	mu struct {
+		sync.Mutex
+		tail []byte // last of what the start command printed
 	}
-	m := r.Msg
-	spec, err := wire.SpecFrom(m.Spec)
+}
+
+// BuildTemplate runs while its caller waits, and tells it what happens: when that
+// leaves, nothing is left of it.
+func (s *Server) BuildTemplate(ctx context.Context, r BuildRequest, sink func(BuildEvent) error) (tpl SizedTemplate, err error) {
+	ctx, call, err := s.begin(ctx, "template.build", about("name", r.Name))
 	if err != nil {
-		return err
+		return tpl, err
 	}
-	ready, err := wire.ReadinessFrom(m)
-	if err != nil {
-		return err
+	defer call.end(&err)
+	parts := partsOfSpec(r.Spec)
+	if r.Start != "" {
+		parts = append(parts, writes("start", "processes"))
 	}
-	if err := firstError(sandbox.ValidateTemplateName("name", m.Name), sandbox.ValidateStartCommand("start", m.Start), ready.Validate()); err != nil {
-		return err
+	if r.Ready.Command != "" {
+		parts = append(parts, writes("ready_command", "processes"))
 	}
-	if spec.Template != "" {
-		return sandbox.InvalidField("spec.template", "a template is built from an image or a snapshot")
+	if err := firstError(call.needs(parts...), sandbox.ValidateTemplateName("name", r.Name), sandbox.ValidateStartCommand("start", r.Start), r.Ready.Validate()); err != nil {
+		return tpl, err
 	}
-	if len(spec.Volumes) > 0 {
-		return sandbox.InvalidField("spec.volumes", "a template has none: every sandbox made of it would hold them")
-	}
-	if spec.Lease != "" {
-		return sandbox.InvalidField("spec.lease", "a template has none: it outlives whoever builds it")
+	switch {
+	case r.Spec.Template != "":
+		return tpl, sandbox.InvalidField("spec.template", "a template is built from an image or a snapshot")
+	case len(r.Spec.Volumes) > 0:
+		return tpl, sandbox.InvalidField("spec.volumes", "a template has none: every sandbox made of it would hold them")
+	case r.Spec.Lease != "":
+		return tpl, sandbox.InvalidField("spec.lease", "a template has none: it outlives whoever builds it")
 	}
 	began := s.cfg.Clock()
-	b := &build{Server: s.Server, out: out, tpl: sandbox.Template{Name: m.Name, Start: m.Start, Ready: ready}}
-	sb, err := b.sandbox(ctx, spec)
+	b := &templateBuild{Server: s, tpl: sandbox.Template{Name: r.Name, Start: r.Start, Ready: r.Ready}, sink: func(ev BuildEvent) error {
+		call.begun()
+		return sink(ev)
+	}}
+	sb, err := b.sandbox(ctx, r.Spec)
 	if err != nil {
-		return err
+		return tpl, err
 	}
 	frozen := false
 	defer func() {
@@ -75,24 +92,22 @@ func (s templateService) Build(ctx context.Context, r *connect.Request[covev1.Bu
 		}
 	}()
 	if err := b.prepare(ctx, sb.ID); err != nil {
-		return b.failure(ctx, err)
+		return tpl, b.failure(ctx, err)
 	}
 	if err := b.step("freeze"); err != nil {
-		return err
+		return tpl, err
 	}
-	tpl, snap, err := b.freeze(ctx, sb, began)
+	made, snap, err := b.freeze(ctx, sb, began)
 	if err != nil {
-		return b.failure(ctx, err)
+		return tpl, b.failure(ctx, err)
 	}
 	frozen = true
-	p := wire.Template(tpl)
-	p.Size = snap.Content.Size
-	return b.event(&covev1.BuildTemplateEvent{Step: "done", Template: p})
+	return SizedTemplate{made, snap.Content.Size}, nil
 }
 
 // sandbox is where the template is built. It lives until it is frozen or taken
 // back, whatever the spec says about time.
-func (b *build) sandbox(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (b *templateBuild) sandbox(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if err := b.step("create"); err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -122,13 +137,13 @@ func (b *build) sandbox(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	// Made whole even if the caller leaves: it is taken back then.
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
-	sb, _, err := b.bear(work, birth{spec: spec, img: o.img, from: o.from, lineage: o.lineage, wanted: ctx}, store.Idempotency{})
+	sb, _, err := b.makeSandbox(work, plan{spec: spec, img: o.img, from: o.from, lineage: o.lineage, wanted: ctx}, store.Idempotency{})
 	return sb, err
 }
 
 // prepare starts the start command and returns when it is ready.
-func (b *build) prepare(ctx context.Context, id string) error {
-	return b.withGuest(ctx, id, func(g Guest) error {
+func (b *templateBuild) prepare(ctx context.Context, id string) error {
+	return b.inside(ctx, id, func() error {
 		timeout := b.tpl.Ready.Timeout
 		if timeout == 0 {
 			timeout = sandbox.DefaultReady
@@ -145,7 +160,7 @@ func (b *build) prepare(ctx context.Context, id string) error {
 			// The stream is over before the sandbox is frozen; the process goes on.
 			defer wg.Wait()
 			defer cancel()
-			wg.Go(func() { ended <- b.follow(ctx, g, started) })
+			wg.Go(func() { ended <- b.runStart(ctx, id, started) })
 		}
 		select {
 		case <-started:
@@ -157,7 +172,7 @@ func (b *build) prepare(ctx context.Context, id string) error {
 		if err := b.step("ready"); err != nil {
 			return err
 		}
-		return readiness{b.tpl.Ready, "ready-"}.await(ctx, g, ended)
+		return readiness{b.tpl.Ready, "ready-"}.await(ctx, b.node, id, ended)
 	})
 }
 
@@ -174,26 +189,26 @@ func cmpErr(err error, ctx context.Context) error {
 	return err
 }
 
-// follow runs the start command and passes on what it prints. started is closed
+// runStart runs the start command and passes on what it prints. started is closed
 // once it runs. It returns nil when the command ended well: one that puts a
 // service into the background does.
-func (b *build) follow(ctx context.Context, g Guest, started chan struct{}) error {
+func (b *templateBuild) runStart(ctx context.Context, id string, started chan struct{}) error {
 	spec := sandbox.ProcessSpec{ExecID: startExec, Command: b.tpl.Start}
 	var end *sandbox.ProcessEnd
-	err := g.Start(ctx, spec, 0, func(ev sandbox.ProcessEvent) error {
+	for ev, err := range b.node.Start(ctx, id, spec, 0) {
 		switch {
+		case err != nil:
 		case ev.Started != nil:
 			close(started)
 		case ev.Output != nil:
 			b.keepTail(ev.Output.Data)
-			return b.event(&covev1.BuildTemplateEvent{Step: "start", Output: ev.Output.Data})
+			err = b.event(BuildEvent{Step: "start", Output: ev.Output.Data})
 		case ev.End != nil:
 			end = ev.End
 		}
-		return nil
-	})
-	if err != nil {
-		return err
+		if err != nil {
+			return err
+		}
 	}
 	if end != nil && (end.Cause != sandbox.Exited || end.ExitCode != 0) {
 		return &sandbox.Error{Class: sandbox.Precondition, Field: "start", Msg: "the start command " + end.String() + " before the template was ready"}
@@ -203,7 +218,7 @@ func (b *build) follow(ctx context.Context, g Guest, started chan struct{}) erro
 
 // freeze takes the snapshot that is the version, stops the sandbox with it, and
 // records both. A caller that leaves stops it up to the record.
-func (b *build) freeze(ctx context.Context, sb sandbox.Sandbox, began time.Time) (tpl sandbox.Template, snap sandbox.Snapshot, err error) {
+func (b *templateBuild) freeze(ctx context.Context, sb sandbox.Sandbox, began time.Time) (tpl sandbox.Template, snap sandbox.Snapshot, err error) {
 	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()
 	defer context.AfterFunc(b.calls.cut, cancel)()
@@ -215,22 +230,15 @@ func (b *build) freeze(ctx context.Context, sb sandbox.Sandbox, began time.Time)
 		return tpl, snap, err
 	}
 	defer end()
-	recorded := false
-	_, _, err = b.node.Snapshot(ctx, sb.ID, SnapshotRequest{Kind: sandbox.MemorySnapshot, Stop: true, Keep: true, Progress: func(sandbox.Progress) {},
-		Commit: func(c sandbox.Content) (err error) {
-			work, cancel, err := onRecord(ctx)
-			if err != nil {
-				return err
-			}
-			defer cancel()
-			snap = b.newSnapshot(sb, taking{kind: sandbox.MemorySnapshot}, c)
-			snap.Hidden, snap.Spec = true, b.tpl.Spec
-			b.tpl.CreatedAt = snap.CreatedAt
-			b.tpl.BuildTime = b.cfg.Clock().Sub(began)
-			tpl, err = b.store.CreateTemplateVersion(work, b.tpl, snap)
-			recorded = err == nil
-			return err
-		}})
+	stop := node.SnapshotRequest{Kind: sandbox.MemorySnapshot, Stop: true, Keep: true}
+	_, recorded, err := b.stage(ctx, sb.ID, stop, func(work context.Context, c sandbox.Content) (err error) {
+		snap = b.newSnapshot(sb, taking{kind: sandbox.MemorySnapshot}, c)
+		snap.Hidden, snap.Spec = true, b.tpl.Spec
+		b.tpl.CreatedAt = snap.CreatedAt
+		b.tpl.BuildTime = b.cfg.Clock().Sub(began)
+		tpl, err = b.store.CreateTemplateVersion(work, b.tpl, snap)
+		return err
+	})
 	switch {
 	case err != nil && recorded:
 		return tpl, snap, b.explain(context.WithoutCancel(ctx), sb.ID, err)
@@ -245,30 +253,30 @@ func (b *build) freeze(ctx context.Context, sb sandbox.Sandbox, began time.Time)
 	return tpl, snap, nil
 }
 
-func (b *build) step(name string) error { return b.event(&covev1.BuildTemplateEvent{Step: name}) }
+func (b *templateBuild) step(name string) error { return b.event(BuildEvent{Step: name}) }
 
-func (b *build) event(ev *covev1.BuildTemplateEvent) error {
-	b.send.Lock()
-	defer b.send.Unlock()
-	return b.out.Send(ev)
+func (b *templateBuild) event(ev BuildEvent) error {
+	b.sending.Lock()
+	defer b.sending.Unlock()
+	return b.sink(ev)
 }
 
-func (b *build) keepTail(data []byte) {
+func (b *templateBuild) keepTail(data []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.tail = append(b.tail, data...)
-	if over := len(b.tail) - tailBytes; over > 0 {
-		b.tail = append([]byte(nil), b.tail[over:]...)
+	b.mu.tail = append(b.mu.tail, data...)
+	if over := len(b.mu.tail) - tailBytes; over > 0 {
+		b.mu.tail = append([]byte(nil), b.mu.tail[over:]...)
 	}
 }
 
 // failure is an error with what the start command printed last as its hint.
-func (b *build) failure(ctx context.Context, err error) error {
+func (b *templateBuild) failure(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
 	b.mu.Lock()
-	tail := strings.TrimSpace(strings.ToValidUTF8(string(b.tail), "\uFFFD"))
+	tail := strings.TrimSpace(strings.ToValidUTF8(string(b.mu.tail), "\uFFFD"))
 	b.mu.Unlock()
 	var e *sandbox.Error
 	if tail == "" || !errors.As(err, &e) {

@@ -1,45 +1,47 @@
 package server
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-// answerPrefix marks the headers of a PUT that are the answer's own.
-const answerPrefix = "Cove-Answer-"
-
 // leftGrace is between the end of a caller and that of its request.
 const leftGrace = time.Second
 
 // callbackOf is a request under way that nobody has begun to answer.
-func (s *Server) callbackOf(r *http.Request) (*callback, error) {
-	id := r.PathValue("id")
+func (s *Server) callbackOf(ctx context.Context, id, request string) (*callback, error) {
 	if err := validID("id", id); err != nil {
 		return nil, err
 	}
-	if _, err := s.live(r.Context(), id); err != nil {
+	if _, err := s.live(ctx, id); err != nil {
 		return nil, err
 	}
 	b := &s.callbacks
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if route := b.routes[id]; route != nil {
-		if c := route.calls[r.PathValue("request")]; c != nil {
+	if route := b.mu.routes[id]; route != nil {
+		if c := route.calls[request]; c != nil {
 			return c, nil
 		}
 	}
 	return nil, &sandbox.Error{Class: sandbox.NotFound, Msg: "no such request: it was answered, its caller left, or its sandbox was reset"}
 }
 
-// getCallbackBody is GET /v1/sandboxes/{id}/callbacks/{request}/body, once.
-func (s *Server) getCallbackBody(w http.ResponseWriter, r *http.Request) error {
-	c, err := s.callbackOf(r)
+// ReadCallbackBody has the body of a request from inside read, once. What use
+// returns is returned.
+func (s *Server) ReadCallbackBody(ctx context.Context, id, request string, use func(io.Reader) error) (err error) {
+	ctx, call, err := s.begin(ctx, "callback.body", about("id", id))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	c, err := s.callbackOf(ctx, id, request)
 	if err != nil {
 		return err
 	}
@@ -50,48 +52,38 @@ func (s *Server) getCallbackBody(w http.ResponseWriter, r *http.Request) error {
 	if body == nil {
 		return &sandbox.Error{Class: sandbox.Precondition, Msg: "the body was in the event, or is being read already"}
 	}
-	w.Header().Set("Content-Type", "application/octet-stream")
-	flush := http.NewResponseController(w).Flush
-	buf := passBuffers.Get().(*[]byte)
-	defer passBuffers.Put(buf)
-	if err := flush(); err != nil {
-		return nil
-	}
-	for {
-		n, rerr := body.Read(*buf)
-		if n > 0 {
-			if _, err := w.Write((*buf)[:n]); err != nil || flush() != nil {
-				return nil // the client left
-			}
-		}
-		if rerr == io.EOF {
-			return nil
-		}
-		if rerr != nil {
-			panic(http.ErrAbortHandler) // not a whole body
-		}
-	}
+	return use(body)
 }
 
-// putCallback is PUT /v1/sandboxes/{id}/callbacks/{request}?status=200.
-func (s *Server) putCallback(w http.ResponseWriter, r *http.Request) error {
-	// What is wrong is said at once: net/http would first take 256 KiB more of
-	// an answer that may come in words.
-	_ = http.NewResponseController(w).EnableFullDuplex()
-	c, err := s.callbackOf(r)
+// CallbackAnswer is what code inside is answered.
+type CallbackAnswer struct {
+	Status  int // 0 = 200
+	Header  http.Header
+	Content Upload
+}
+
+// AnswerCallback answers a request from inside, and returns when its caller has the
+// answer. What is about one connection, or ours to say, is left out of the header.
+func (s *Server) AnswerCallback(ctx context.Context, id, request string, answer CallbackAnswer) (err error) {
+	ctx, call, err := s.begin(ctx, "callback.answer", about("id", id))
 	if err != nil {
 		return err
 	}
-	a := callbackAnswer{status: http.StatusOK, header: http.Header{}, length: r.ContentLength, body: r.Body, result: make(chan error, 1)}
-	if q := r.URL.Query().Get("status"); q != "" {
-		a.status, err = strconv.Atoi(q)
-		if err != nil || a.status < 200 || a.status > 599 {
-			return sandbox.InvalidField("status", "%.10q is not accepted; 200 to 599 are", q)
-		}
+	defer call.end(&err)
+	c, err := s.callbackOf(ctx, id, request)
+	if err != nil {
+		return err
 	}
-	for k, vs := range r.Header {
-		if name, ok := strings.CutPrefix(k, answerPrefix); ok && name != "Content-Length" && !slices.Contains(hopByHop, name) && !strings.HasPrefix(name, "X-Cove-") {
-			a.header[name] = vs
+	a := callbackAnswer{status: answer.Status, header: http.Header{}, length: answer.Content.Size, body: answer.Content, result: make(chan error, 1)}
+	if a.status == 0 {
+		a.status = http.StatusOK
+	}
+	if a.status < 200 || a.status > 599 {
+		return sandbox.InvalidField("status", "%d is not accepted; 200 to 599 are", a.status)
+	}
+	for name, values := range answer.Header {
+		if name != "Content-Length" && !slices.Contains(hopByHop, name) && !strings.HasPrefix(name, "X-Cove-") {
+			a.header[name] = values
 		}
 	}
 	s.callbacks.mu.Lock()
@@ -101,7 +93,7 @@ func (s *Server) putCallback(w http.ResponseWriter, r *http.Request) error {
 	if taken {
 		return &sandbox.Error{Class: sandbox.Precondition, Msg: "the request is being answered already, or its server was given up"}
 	}
-	c.answer <- a // has room for the one there is; from here on its own goroutine reads the body
+	c.answer <- a // it takes the one there is; from here on its own goroutine reads the body
 	select {
 	case <-c.done:
 	case <-c.ctx.Done():
@@ -110,8 +102,9 @@ func (s *Server) putCallback(w http.ResponseWriter, r *http.Request) error {
 		select {
 		case <-c.done:
 		case <-time.After(leftGrace):
-			w.Header().Set("Connection", "close") // it is of no use behind the deadline
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+			if answer.Content.Unblock != nil {
+				answer.Content.Unblock()
+			}
 			<-c.done
 		}
 	}
@@ -120,9 +113,5 @@ func (s *Server) putCallback(w http.ResponseWriter, r *http.Request) error {
 	default:
 		err = callerLeft(nil) // it left before it saw the answer
 	}
-	if err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return err
 }

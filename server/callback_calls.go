@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -21,7 +21,7 @@ type callback struct {
 	id     string
 	came   time.Time
 	name   *callbackName
-	event  *covev1.CallbackEvent
+	event  *CallbackEvent
 	ctx    context.Context // ends when the caller leaves, or has its answer
 	answer chan callbackAnswer
 	failed chan struct{} // closed when its server is gone
@@ -57,7 +57,7 @@ func (r *callbackRoute) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	s := r.book.s
 	// The sandbox is active while it waits for an answer.
-	_, release, err := s.node.Guest(asServer(req.Context()), r.id)
+	release, err := node.Keep(asServer(req.Context()), s.node, r.id)
 	if err != nil {
 		refuse(w, http.StatusServiceUnavailable, "unavailable", "the sandbox is going to sleep or ending", time.Second)
 		return
@@ -65,8 +65,8 @@ func (r *callbackRoute) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	defer release()
 	_ = http.NewResponseController(w).EnableFullDuplex() // an answer may begin before the request has ended
 
-	ev := &covev1.CallbackRequest{Id: sandbox.NewID(s.cfg.Rand), Method: req.Method, Path: "/" + path, Query: asciiQuery(req.URL.RawQuery), Headers: endToEnd(req.Header)}
-	c := &callback{id: ev.Id, came: time.Now(), event: &covev1.CallbackEvent{Event: &covev1.CallbackEvent_Request{Request: ev}},
+	ev := &CallbackRequest{ID: sandbox.NewID(s.cfg.Rand), Method: req.Method, Path: "/" + path, Query: asciiQuery(req.URL.RawQuery), Headers: endToEnd(req.Header)}
+	c := &callback{id: ev.ID, came: time.Now(), event: &CallbackEvent{Request: ev},
 		answer: make(chan callbackAnswer, 1), failed: make(chan struct{}), done: make(chan struct{})}
 	ctx, cancel := context.WithCancel(req.Context())
 	defer cancel()
@@ -139,7 +139,7 @@ func (r *callbackRoute) finish(c *callback) {
 		if i := slices.Index(st.pending, c.event); i >= 0 {
 			st.pending = slices.Delete(st.pending, i, i+1)
 		} else {
-			st.pushLocked(&covev1.CallbackEvent{Event: &covev1.CallbackEvent_Gone{Gone: &covev1.CallbackGone{Id: c.id}}})
+			st.pushLocked(&CallbackEvent{Gone: c.id})
 		}
 	}
 	c.taken = true
@@ -184,7 +184,7 @@ func (s *Server) pass(ctx context.Context, id string, w http.ResponseWriter, a c
 		if n == 0 && rerr == nil {
 			continue
 		}
-		_, release, err := s.node.Guest(asServer(ctx), id)
+		release, err := node.Keep(asServer(ctx), s.node, id)
 		if err != nil {
 			return begun, err
 		}
@@ -218,23 +218,23 @@ func callerLeft(err error) error {
 var hopByHop = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
 
 // endToEnd are the headers that are a handler's business.
-func endToEnd(h http.Header) []*covev1.CallbackHeader {
+func endToEnd(h http.Header) []CallbackHeader {
 	drop := slices.Clone(hopByHop)
 	for _, v := range h["Connection"] {
 		for f := range strings.SplitSeq(v, ",") {
 			drop = append(drop, http.CanonicalHeaderKey(strings.TrimSpace(f)))
 		}
 	}
-	var out []*covev1.CallbackHeader
+	var out []CallbackHeader
 	for k, vs := range h {
 		if slices.Contains(drop, k) {
 			continue
 		}
 		for _, v := range vs {
-			out = append(out, &covev1.CallbackHeader{Name: k, Value: latin1(v)})
+			out = append(out, CallbackHeader{Name: k, Value: latin1(v)})
 		}
 	}
-	slices.SortStableFunc(out, func(a, b *covev1.CallbackHeader) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(out, func(a, b CallbackHeader) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 

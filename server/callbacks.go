@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net"
@@ -11,9 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -43,22 +42,23 @@ const (
 
 var validName = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
 
-type callbackService struct{ *Server }
-
 // callbackBook has every route there is.
 type callbackBook struct {
 	s      *Server
 	ctx    context.Context // ends with stop
 	cancel context.CancelFunc
 
-	mu     sync.Mutex
-	closed bool
-	routes map[string]*callbackRoute // by sandbox
-	ends   sync.WaitGroup            // routes that are closing
+	ends sync.WaitGroup // routes that are closing
+
+	mu struct {
+		sync.Mutex
+		closed bool
+		routes map[string]*callbackRoute // by sandbox
+	}
 }
 
 func (b *callbackBook) init(s *Server) {
-	b.s, b.routes = s, map[string]*callbackRoute{}
+	b.s, b.mu.routes = s, map[string]*callbackRoute{}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 }
 
@@ -93,7 +93,7 @@ type callbackName struct {
 type callbackStream struct {
 	route   *callbackRoute
 	name    *callbackName
-	pending []*covev1.CallbackEvent
+	pending []*CallbackEvent
 	wake    chan struct{} // capacity 1: pending is not empty
 	cut     chan struct{} // closed when the name is another's, or closed; why says which
 	why     error
@@ -106,30 +106,63 @@ func validCallbackName(name string) error {
 	return nil
 }
 
-func (s callbackService) Serve(ctx context.Context, r *connect.Request[covev1.ServeCallbacksRequest], out *connect.ServerStream[covev1.CallbackEvent]) error {
-	m := r.Msg
-	if m.Port == 0 {
-		m.Port = callbackPort
-	}
-	if err := firstError(validID("sandbox_id", m.SandboxId), validCallbackName(m.Name), validPort(m.Port)); err != nil {
-		return err
-	}
-	if len(m.Owner) > maxOwner {
-		return sandbox.InvalidField("owner", "%d bytes; at most %d are accepted", len(m.Owner), maxOwner)
-	}
-	if _, err := s.live(ctx, m.SandboxId); err != nil {
-		return err
-	}
-	st, err := s.callbacks.serve(ctx, m)
+// ServeRequest asks for the requests that code inside a sandbox makes to a name.
+type ServeRequest struct {
+	Sandbox string
+	Name    string
+	Owner   string // who comes back by it after a broken connection
+	Port    int    // 0 = 80
+	Replace bool   // takes the name from whoever serves it
+}
+
+// CallbackEvent is something that who serves a name is told: one of these, or
+// nothing, which says that the stream is alive.
+type CallbackEvent struct {
+	Serving string // the URL code inside asks, first of all
+	Request *CallbackRequest
+	Gone    string // the id of a request whose caller left
+}
+
+// CallbackRequest is a request from inside.
+type CallbackRequest struct {
+	ID, Method, Path, Query string
+	Headers                 []CallbackHeader
+	Body                    []byte
+	BodyFollows             bool // it is too large for an event, or of unknown length
+}
+
+// CallbackHeader is one line of a header, ISO 8859-1 read as UTF-8.
+type CallbackHeader struct{ Name, Value string }
+
+// ServeCallbacks serves a name for code inside until the caller leaves, or the name
+// or its sandbox ends.
+func (s *Server) ServeCallbacks(ctx context.Context, r ServeRequest, sink func(CallbackEvent) error) (err error) {
+	ctx, call, err := s.begin(ctx, "callback.serve", about("sandbox", r.Sandbox), about("name", r.Name))
 	if err != nil {
-		return s.explain(ctx, m.SandboxId, err)
+		return err
+	}
+	defer call.end(&err)
+	r.Port = cmp.Or(r.Port, callbackPort)
+	if err := firstError(validID("sandbox_id", r.Sandbox), validCallbackName(r.Name), validPort(r.Port)); err != nil {
+		return err
+	}
+	if len(r.Owner) > maxOwner {
+		return sandbox.InvalidField("owner", "%d bytes; at most %d are accepted", len(r.Owner), maxOwner)
+	}
+	if _, err := s.live(ctx, r.Sandbox); err != nil {
+		return err
+	}
+	st, err := s.callbacks.serve(ctx, r)
+	if err != nil {
+		return s.explain(ctx, r.Sandbox, err)
 	}
 	defer s.callbacks.leave(st)
 	url := "http://" + callbackHost
-	if m.Port != callbackPort {
-		url += ":" + strconv.Itoa(int(m.Port))
+	if r.Port != callbackPort {
+		url += ":" + strconv.Itoa(r.Port)
 	}
-	if err := out.Send(&covev1.CallbackEvent{Event: &covev1.CallbackEvent_Serving{Serving: &covev1.CallbackServing{Url: url + "/" + m.Name}}}); err != nil {
+	call.begun()
+	if err := sink(CallbackEvent{Serving: url + "/" + r.Name}); err != nil {
 		return err
 	}
 	alive := time.NewTicker(s.cfg.KeepAlive)
@@ -140,12 +173,12 @@ func (s callbackService) Serve(ctx context.Context, r *connect.Request[covev1.Se
 		select {
 		case <-st.wake:
 			for _, ev := range s.callbacks.take(st) {
-				if err := out.Send(ev); err != nil {
+				if err := sink(*ev); err != nil {
 					return err
 				}
 			}
 		case <-alive.C:
-			if err := out.Send(&covev1.CallbackEvent{}); err != nil {
+			if err := sink(CallbackEvent{}); err != nil {
 				return err
 			}
 		case <-draining:
@@ -161,28 +194,38 @@ func (s callbackService) Serve(ctx context.Context, r *connect.Request[covev1.Se
 		case <-st.cut:
 			return st.why
 		case <-st.route.over:
-			return s.explain(ctx, m.SandboxId, st.route.err)
+			select {
+			case <-st.cut: // its name was closed, and the route ended with it
+				return st.why
+			default:
+			}
+			return s.explain(ctx, r.Sandbox, st.route.err)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-func (s callbackService) Close(ctx context.Context, r *connect.Request[covev1.CloseCallbacksRequest]) (*connect.Response[covev1.CloseCallbacksResponse], error) {
-	m := r.Msg
-	if err := firstError(validID("sandbox_id", m.SandboxId), validCallbackName(m.Name)); err != nil {
-		return nil, err
+// CloseCallbacks ends a name, whoever serves it, or if owner does.
+func (s *Server) CloseCallbacks(ctx context.Context, id, name, owner string) (err error) {
+	ctx, call, err := s.begin(ctx, "callback.close", about("sandbox", id), about("name", name))
+	if err != nil {
+		return err
 	}
-	if _, err := s.live(ctx, m.SandboxId); err != nil {
-		return nil, err
+	defer call.end(&err)
+	if err := firstError(validID("sandbox_id", id), validCallbackName(name)); err != nil {
+		return err
 	}
-	return answer(&covev1.CloseCallbacksResponse{}, s.callbacks.close(m.SandboxId, m.Name, m.Owner))
+	if _, err := s.live(ctx, id); err != nil {
+		return err
+	}
+	return s.callbacks.close(id, name, owner)
 }
 
 // serve gives a name to a new stream.
-func (b *callbackBook) serve(ctx context.Context, m *covev1.ServeCallbacksRequest) (*callbackStream, error) {
+func (b *callbackBook) serve(ctx context.Context, m ServeRequest) (*callbackStream, error) {
 	for {
-		r, err := b.route(ctx, m.SandboxId, int(m.Port))
+		r, err := b.route(ctx, m.Sandbox, m.Port)
 		if err != nil {
 			return nil, err
 		}
@@ -201,15 +244,15 @@ func (b *callbackBook) serve(ctx context.Context, m *covev1.ServeCallbacksReques
 // route is the sandbox's, made if it has none.
 func (b *callbackBook) route(ctx context.Context, id string, port int) (*callbackRoute, error) {
 	b.mu.Lock()
-	if b.closed {
+	if b.mu.closed {
 		b.mu.Unlock()
 		return nil, stopping()
 	}
-	r := b.routes[id]
+	r := b.mu.routes[id]
 	if r == nil {
 		r = &callbackRoute{book: b, id: id, port: port, ready: make(chan struct{}), over: make(chan struct{}),
 			names: map[string]*callbackName{}, calls: map[string]*callback{}}
-		b.routes[id] = r
+		b.mu.routes[id] = r
 		b.ends.Add(1)
 		go r.run()
 	}
@@ -233,10 +276,10 @@ func (b *callbackBook) route(ctx context.Context, id string, port int) (*callbac
 func (r *callbackRoute) run() {
 	b := r.book
 	defer b.ends.Done()
-	ln, err := b.s.node.Listen(asServer(b.ctx), r.id, r.port)
+	ln, err := node.Listen(asServer(b.ctx), b.s.node, r.id, r.port)
 	if err != nil {
 		b.mu.Lock()
-		delete(b.routes, r.id)
+		delete(b.mu.routes, r.id)
 		r.ended, r.err = true, err
 		b.mu.Unlock()
 		close(r.ready)
@@ -248,7 +291,7 @@ func (r *callbackRoute) run() {
 		DisableGeneralOptionsHandler: true, ErrorLog: slog.NewLogLogger(b.s.log.Handler(), slog.LevelDebug)}
 	b.mu.Lock()
 	b.lingerLocked(r)
-	closed := b.closed
+	closed := b.mu.closed
 	b.mu.Unlock()
 	close(r.ready)
 	if !closed {
@@ -264,12 +307,16 @@ func (r *callbackRoute) run() {
 func (b *callbackBook) end(r *callbackRoute, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.endLocked(r, err)
+}
+
+func (b *callbackBook) endLocked(r *callbackRoute, err error) {
 	if r.ended {
 		return
 	}
 	r.ended, r.err = true, err
-	if b.routes[r.id] == r {
-		delete(b.routes, r.id)
+	if b.mu.routes[r.id] == r {
+		delete(b.mu.routes, r.id)
 	}
 	if r.linger != nil {
 		r.linger.Stop()
@@ -281,7 +328,7 @@ func (b *callbackBook) end(r *callbackRoute, err error) {
 }
 
 // attach is nil if the route has ended.
-func (b *callbackBook) attach(r *callbackRoute, m *covev1.ServeCallbacksRequest) (*callbackStream, error) {
+func (b *callbackBook) attach(r *callbackRoute, m ServeRequest) (*callbackStream, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if r.ended {
@@ -340,7 +387,7 @@ func (b *callbackBook) leave(st *callbackStream) {
 // close ends a name; the last one ends the route.
 func (b *callbackBook) close(id, name, owner string) error {
 	b.mu.Lock()
-	r := b.routes[id]
+	r := b.mu.routes[id]
 	var n *callbackName
 	if r != nil {
 		n = r.names[name]
@@ -359,13 +406,12 @@ func (b *callbackBook) close(id, name, owner string) error {
 	for _, o := range r.names {
 		last = last && o.lost
 	}
+	if last { // under one lock: a name that is attached meanwhile would end with it
+		b.endLocked(r, net.ErrClosed)
+	}
 	b.mu.Unlock()
 	if last {
-		<-r.ready
-		if r.srv != nil {
-			b.end(r, net.ErrClosed)
-			_ = r.srv.Close() // whoever waits inside is told, here or by the guest
-		}
+		_ = r.srv.Close() // whoever waits inside is told, here or by the guest
 	}
 	return nil
 }
@@ -388,9 +434,11 @@ func (b *callbackBook) lingerLocked(r *callbackRoute) {
 	t = time.AfterFunc(b.s.cfg.CallbackLinger, func() {
 		b.mu.Lock()
 		idle := r.linger == t
+		if idle {
+			b.endLocked(r, net.ErrClosed)
+		}
 		b.mu.Unlock()
 		if idle {
-			b.end(r, net.ErrClosed)
 			_ = r.srv.Close()
 		}
 	})
@@ -400,9 +448,9 @@ func (b *callbackBook) lingerLocked(r *callbackRoute) {
 // stop ends all routes and waits for them.
 func (b *callbackBook) stop() {
 	b.mu.Lock()
-	b.closed = true
-	routes := make([]*callbackRoute, 0, len(b.routes))
-	for _, r := range b.routes {
+	b.mu.closed = true
+	routes := make([]*callbackRoute, 0, len(b.mu.routes))
+	for _, r := range b.mu.routes {
 		routes = append(routes, r)
 	}
 	b.mu.Unlock()
@@ -418,7 +466,7 @@ func (b *callbackBook) stop() {
 }
 
 // take empties the queue of a stream.
-func (b *callbackBook) take(st *callbackStream) []*covev1.CallbackEvent {
+func (b *callbackBook) take(st *callbackStream) []*CallbackEvent {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	evs := st.pending
@@ -453,7 +501,7 @@ func (r *callbackRoute) failLocked(n *callbackName) {
 	}
 }
 
-func (st *callbackStream) pushLocked(ev *covev1.CallbackEvent) {
+func (st *callbackStream) pushLocked(ev *CallbackEvent) {
 	st.pending = append(st.pending, ev)
 	select {
 	case st.wake <- struct{}{}:

@@ -333,7 +333,7 @@ func TestCallbackCallerLeaves(t *testing.T) {
 	io.WriteString(body, "begun")
 	for taken := false; !taken; <-tick() {
 		w.server.callbacks.mu.Lock()
-		taken = w.server.callbacks.routes[sb.Id].calls[id].taken
+		taken = w.server.callbacks.mu.routes[sb.Id].calls[id].taken
 		w.server.callbacks.mu.Unlock()
 	}
 	leave()
@@ -390,7 +390,7 @@ func TestCallbackServerLeaves(t *testing.T) {
 		}
 		for taken := false; !taken; <-tick() {
 			w.server.callbacks.mu.Lock()
-			c := w.server.callbacks.routes[sb.Id].calls[id]
+			c := w.server.callbacks.mu.routes[sb.Id].calls[id]
 			taken = c != nil && c.taken
 			w.server.callbacks.mu.Unlock()
 		}
@@ -468,7 +468,7 @@ func TestCallbackRouteEnds(t *testing.T) {
 		t.Helper()
 		for {
 			w.server.callbacks.mu.Lock()
-			n := len(w.server.callbacks.routes)
+			n := len(w.server.callbacks.mu.routes)
 			w.server.callbacks.mu.Unlock()
 			if n == 0 {
 				return
@@ -479,8 +479,15 @@ func TestCallbackRouteEnds(t *testing.T) {
 	s := w.serve(&covev1.ServeCallbacksRequest{SandboxId: sb.Id, Name: "llm"})
 	s.leave()
 	gone()
-	if r := <-w.inside(sb.Id, "GET", "/llm", nil); r.err == nil {
-		t.Errorf("still answers: %v", r)
+	// Until its listener is closed the guest says that nobody is there.
+	for r := range 1000 {
+		got := <-w.inside(sb.Id, "GET", "/llm", nil)
+		if got.err != nil {
+			break
+		}
+		if got.Header.Get("X-Cove-Error") != "handler_gone" || r == 999 {
+			t.Fatalf("still answers: %v", got)
+		}
 	}
 
 	a := w.serve(&covev1.ServeCallbacksRequest{SandboxId: sb.Id, Name: "a", Owner: "me"})
@@ -533,33 +540,36 @@ func TestCallbackAnswerWakes(t *testing.T) {
 	s := w.serve(&covev1.ServeCallbacksRequest{SandboxId: sb.Id, Name: "llm"})
 	pause := func() {
 		t.Helper()
-		if _, err := w.client.Sandboxes.Pause(t.Context(), connect.NewRequest(&covev1.PauseRequest{Id: sb.Id, Cold: true})); err != nil {
+		if _, err := w.client.Sandboxes.Pause(t.Context(), connect.NewRequest(&covev1.PauseRequest{Id: sb.Id})); err != nil {
 			t.Fatal(err)
 		}
 	}
 	got := w.inside(sb.Id, "GET", "/llm", nil)
 	id := s.request().Id
-	w.node.mu.Lock()
-	if w.node.held != 1 {
+	if w.node.saw().holds != 1 {
 		t.Errorf("a sandbox that waits for an answer counts as idle")
 	}
-	w.node.mu.Unlock()
 	pause()
 	if err := s.answer(id, 200, "ok"); err != nil {
 		t.Fatal(err)
 	}
 	w.wantReply(got, 200, "", "ok")
-	if st := w.node.Standby()[sb.Id]; st != sandbox.Awake {
+	if st := w.server.standby(t.Context())[sb.Id]; st != sandbox.Awake {
 		t.Errorf("an answer left it %s", st)
 	}
 	got = w.inside(sb.Id, "GET", "/llm", nil)
 	s.request()
 	pause()
 	s.leave()
-	w.wantReply(got, 502, "handler_gone", "")
-	if st := w.node.Standby()[sb.Id]; st != sandbox.Cold {
+	<-s.ended
+	w.until("nobody waits for an answer", func() bool { return w.node.saw().holds == 0 })
+	if st := w.server.standby(t.Context())[sb.Id]; st != sandbox.Hot {
 		t.Errorf("the end of its handler left it %q", st)
 	}
+	if _, err := w.client.Sandboxes.Resume(t.Context(), connect.NewRequest(&covev1.ResumeRequest{Id: sb.Id})); err != nil {
+		t.Fatal(err)
+	}
+	w.wantReply(got, 502, "handler_gone", "") // it hears when it wakes
 }
 
 // A server that stops lets go of names that are not being used, waits for

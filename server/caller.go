@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"net"
-	"net/http"
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
@@ -29,9 +28,6 @@ func callerOf(ctx context.Context) caller {
 	return c
 }
 
-// keyFrom is the id of the key a call came with, for the log.
-func keyFrom(ctx context.Context) string { return callerOf(ctx).key.ID }
-
 // isRoot says whether the caller may act for the installation. The server's own
 // work has no caller.
 func isRoot(ctx context.Context) bool { return callerOf(ctx).key.Role == sandbox.RootRole }
@@ -40,10 +36,6 @@ func isRoot(ctx context.Context) bool { return callerOf(ctx).key.Role == sandbox
 // ends, collecting content, checking keys. Nothing that a caller names is looked
 // up with it.
 func asServer(ctx context.Context) context.Context { return store.Installation(ctx) }
-
-// remoteOf is the address a request came from. Headers of proxies are not
-// believed: anybody can write them.
-func remoteOf(r *http.Request) string { return hostOf(r.RemoteAddr) }
 
 // hostOf is a remote address without its port, which says nothing of who it was.
 func hostOf(addr string) string {
@@ -54,11 +46,15 @@ func hostOf(addr string) string {
 	return host
 }
 
+func expired() *sandbox.Error {
+	return &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key has expired", Hint: `an admin of the tenant makes a new one with "cove key create"`}
+}
+
 // good says whether a key may be used now, with a secret that has the hash.
 func good(k store.Key, hash []byte, now time.Time) error {
 	switch {
 	case !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt):
-		return &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key has expired", Hint: `an admin of the tenant makes a new one with "cove key create"`}
+		return expired()
 	case string(hash) != string(k.Hash) && !now.Before(k.OldUntil):
 		return &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key was rotated", Hint: "use the secret the rotation printed"}
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cove-sandbox/cove/internal/notify"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -20,14 +21,16 @@ import (
 type contentBook struct {
 	nudge chan struct{} // capacity 1: a collection is wanted
 
-	mu         sync.Mutex
-	making     int            // contents without a record yet
-	collecting bool           // nothing new is made meanwhile
-	closing    bool           // a collection has waited long enough: those who come now wait for it
-	using      map[string]int // by manifest
-	changed    chan struct{}  // closed and replaced when any of the above may let a waiter go on
-	next       *collection    // not begun: serves whoever asks now
-	rested     time.Time      // the next begins no sooner
+	mu struct {
+		sync.Mutex
+		making     int            // contents without a record yet
+		collecting bool           // nothing new is made meanwhile
+		closing    bool           // a collection has waited long enough: those who come now wait for it
+		using      map[string]int // by manifest
+		changed    notify.Change  // any of the above may let a waiter go on
+		next       *collection    // not begun: serves whoever asks now
+		rested     time.Time      // the next begins no sooner
+	}
 }
 
 // collection is one sweep; freed and err are set before done is closed.
@@ -40,13 +43,7 @@ type collection struct {
 
 func (b *contentBook) init() {
 	b.nudge = make(chan struct{}, 1)
-	b.using = map[string]int{}
-	b.changed = make(chan struct{})
-}
-
-func (b *contentBook) wakeLocked() {
-	close(b.changed)
-	b.changed = make(chan struct{})
+	b.mu.using = map[string]int{}
 }
 
 // begin marks the start of something that makes content; end it when the record is written
@@ -54,18 +51,18 @@ func (b *contentBook) wakeLocked() {
 func (b *contentBook) begin(ctx context.Context) (end func(), err error) {
 	for {
 		b.mu.Lock()
-		if !b.collecting && !b.closing {
-			b.making++
+		if !b.mu.collecting && !b.mu.closing {
+			b.mu.making++
 			b.mu.Unlock()
 			return sync.OnceFunc(func() {
 				b.mu.Lock()
 				defer b.mu.Unlock()
-				if b.making--; b.making == 0 {
-					b.wakeLocked()
+				if b.mu.making--; b.mu.making == 0 {
+					b.mu.changed.Tell()
 				}
 			}), nil
 		}
-		changed := b.changed
+		changed := b.mu.changed.Next()
 		b.mu.Unlock()
 		select {
 		case <-changed:
@@ -83,14 +80,14 @@ func (b *contentBook) use(c sandbox.Content) (release func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, m := range all {
-		b.using[m]++
+		b.mu.using[m]++
 	}
 	return sync.OnceFunc(func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		for _, m := range all {
-			if b.using[m]--; b.using[m] == 0 {
-				delete(b.using, m)
+			if b.mu.using[m]--; b.mu.using[m] == 0 {
+				delete(b.mu.using, m)
 			}
 		}
 	})
@@ -99,7 +96,7 @@ func (b *contentBook) use(c sandbox.Content) (release func()) {
 func (b *contentBook) inUse() (manifests []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for m := range b.using {
+	for m := range b.mu.using {
 		manifests = append(manifests, m)
 	}
 	return manifests
@@ -118,7 +115,7 @@ const restRatio = 4
 // rest waits until a collection may begin again; false if ctx ended.
 func (b *contentBook) rest(ctx context.Context) bool {
 	b.mu.Lock()
-	wait := time.Until(b.rested)
+	wait := time.Until(b.mu.rested)
 	b.mu.Unlock()
 	if wait <= 0 {
 		return true
@@ -135,7 +132,7 @@ func (b *contentBook) rest(ctx context.Context) bool {
 func (b *contentBook) busy() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.making > 0
+	return b.mu.making > 0
 }
 
 // errBusy is what seize says that was not to insist.
@@ -148,19 +145,19 @@ func (b *contentBook) seize(ctx context.Context, insist bool) (release func(), e
 	defer patience.Stop()
 	for {
 		b.mu.Lock()
-		if b.making == 0 && !b.collecting {
-			b.collecting = true
+		if b.mu.making == 0 && !b.mu.collecting {
+			b.mu.collecting = true
 			b.mu.Unlock()
 			began := time.Now()
 			return func() {
 				b.mu.Lock()
 				defer b.mu.Unlock()
-				b.rested = time.Now().Add(min(restRatio*time.Since(began), collectPatience))
-				b.collecting, b.closing = false, false
-				b.wakeLocked()
+				b.mu.rested = time.Now().Add(min(restRatio*time.Since(began), collectPatience))
+				b.mu.collecting, b.mu.closing = false, false
+				b.mu.changed.Tell()
 			}, nil
 		}
-		changed := b.changed
+		changed := b.mu.changed.Next()
 		b.mu.Unlock()
 		select {
 		case <-changed:
@@ -169,12 +166,12 @@ func (b *contentBook) seize(ctx context.Context, insist bool) (release func(), e
 				return nil, errBusy
 			}
 			b.mu.Lock()
-			b.closing = true
+			b.mu.closing = true
 			b.mu.Unlock()
 		case <-ctx.Done():
 			b.mu.Lock()
-			b.closing = false
-			b.wakeLocked()
+			b.mu.closing = false
+			b.mu.changed.Tell()
 			b.mu.Unlock()
 			return nil, ctx.Err()
 		}
@@ -191,22 +188,22 @@ func (b *contentBook) wantImages() *collection { return b.ask(false) }
 func (b *contentBook) ask(whole bool) *collection {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.next == nil {
-		b.next = &collection{done: make(chan struct{})}
+	if b.mu.next == nil {
+		b.mu.next = &collection{done: make(chan struct{})}
 	}
-	b.next.whole = b.next.whole || whole
+	b.mu.next.whole = b.mu.next.whole || whole
 	select {
 	case b.nudge <- struct{}{}:
 	default:
 	}
-	return b.next
+	return b.mu.next
 }
 
 func (b *contentBook) take() *collection {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c := b.next
-	b.next = nil
+	c := b.mu.next
+	b.mu.next = nil
 	return c
 }
 
@@ -248,9 +245,9 @@ func (s *Server) collect(ctx context.Context, what extent) (freed int64, err err
 	return freed + content, errors.Join(ierr, err)
 }
 
-// collectImages removes images that were prepared of snapshots and that neither
-// a sandbox nor a snapshot needs. With unrecorded also those without a record,
-// which a crash leaves.
+// collectImages removes images that were prepared of snapshots, or built and have
+// no name (any more), and that neither a sandbox nor a snapshot needs. With
+// unrecorded also those without a record, which a crash leaves.
 //
 // The snapshot an image was prepared of needs it, to start as fast the next
 // time; not where content is encrypted, whose plain form it is.
@@ -267,15 +264,15 @@ func (s *Server) collectImages(ctx context.Context, unrecorded bool) (freed int6
 	if err != nil {
 		return 0, err
 	}
-	sealed := s.node.Sealed()
-	loose := map[string]bool{}
+	sealed := s.about.Sealed
+	loose, built := map[string]bool{}, map[string]bool{}
 	for _, img := range imgs {
-		if img.Source == sandbox.ImageDerived {
+		if built[img.ID] = img.Source == sandbox.ImageBuilt; built[img.ID] || img.Source == sandbox.ImageDerived {
 			loose[img.ID] = len(img.Names) == 0
 		}
 	}
-	if !sealed {
-		for _, id := range needed {
+	for _, id := range needed {
+		if !sealed || built[id] {
 			loose[id] = false
 		}
 	}
@@ -283,7 +280,7 @@ func (s *Server) collectImages(ctx context.Context, unrecorded bool) (freed int6
 	// has them looked at again.
 	s.images.setLoose(loose)
 	if unrecorded {
-		s.addUnrecorded(loose, contents, imgs)
+		s.addUnrecorded(ctx, loose, contents, imgs)
 	}
 	live, err := s.node.Live(ctx)
 	if err != nil {
@@ -297,7 +294,7 @@ func (s *Server) collectImages(ctx context.Context, unrecorded bool) (freed int6
 		if !is {
 			continue
 		}
-		gone, cerr := s.images.collect(ctx, id, sealed)
+		gone, cerr := s.images.collect(ctx, id, sealed && !built[id])
 		if gone {
 			freed += contents[id]
 		}
@@ -306,10 +303,10 @@ func (s *Server) collectImages(ctx context.Context, unrecorded bool) (freed int6
 	return freed, err
 }
 
-// addUnrecorded adds the images made of snapshots that have no record. What was
+// addUnrecorded adds the images made of snapshots and by builds that have no record. What was
 // pulled or imported is left to a prune: it may be somebody's who uses the
 // library beside us.
-func (s *Server) addUnrecorded(loose map[string]bool, contents map[string]int64, imgs []sandbox.Image) {
+func (s *Server) addUnrecorded(ctx context.Context, loose map[string]bool, contents map[string]int64, imgs []sandbox.Image) {
 	known := map[string]bool{}
 	for _, img := range imgs {
 		known[img.ID] = true
@@ -318,12 +315,12 @@ func (s *Server) addUnrecorded(loose map[string]bool, contents map[string]int64,
 		if known[id] {
 			continue
 		}
-		img, err := s.node.Images().Get(id)
+		img, err := s.node.Images().Get(ctx, id)
 		if err != nil {
 			s.log.Warn("an image without a record cannot be read; an image prune removes it", "image", id, "err", err)
 			continue
 		}
-		loose[id] = img.Source == sandbox.ImageDerived || img.Source == sandbox.ImageData
+		loose[id] = img.Source == sandbox.ImageDerived || img.Source == sandbox.ImageBuilt || img.Source == sandbox.ImageData
 	}
 }
 
@@ -347,7 +344,7 @@ func (s *Server) collectLoop(ctx context.Context) {
 		case <-again:
 			what, again = everything, nil
 		case <-look.C:
-			if s.node.Litter() {
+			if s.littered(ctx) {
 				s.content.want()
 			} else if s.images.anyLoose() { // whose last user left when nobody looked
 				s.content.wantImages()
@@ -383,21 +380,20 @@ func (s *Server) collectLoop(ctx context.Context) {
 // quickCollect is how long a delete waits to be able to say what it freed.
 const quickCollect = 2 * time.Second
 
-// collectSoon has content removed and says how much that freed if it is quick,
-// otherwise 0: it does not wait for snapshots being made, for seconds on a busy
-// server, only to tell a number. What fails is tried again: the records are gone already.
-func (s *Server) collectSoon(ctx context.Context) (freed int64) {
+// collectSoon has content removed, and waits for it if it is quick: not for
+// snapshots being made, for seconds on a busy server. What fails is tried again:
+// the records are gone already. How much it freed is not told: that depends on
+// what others hold.
+func (s *Server) collectSoon(ctx context.Context) {
 	c := s.content.want()
 	if s.content.busy() {
-		return 0
+		return
 	}
 	timer := time.NewTimer(quickCollect)
 	defer timer.Stop()
 	select {
 	case <-c.done:
-		return c.freed
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return 0
 }

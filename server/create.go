@@ -9,27 +9,30 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
 
 // createTimeout bounds a creation that its caller may have left. A create
 // takes milliseconds from a warm kernel and well under a second without.
 const createTimeout = 60 * time.Second
 
+// lineTimeout bounds a creation with its wait for a kernel, in line with others: a
+// burst of some hundred is that many boots, which on few cores take minutes. Who
+// is no longer there does not wait (plan.wanted), and what takes long for another
+// reason has bounds of its own.
+const lineTimeout = 10 * time.Minute
+
 // undoTimeout bounds taking back what a failed call made.
 const undoTimeout = 20 * time.Second
 
 // creates knows the creations under way, by id and by idempotency key.
 type creates struct {
-	mu    sync.Mutex
-	byID  map[string]chan struct{} // closed when the creation is over
-	byKey map[string]*creation
+	mu struct {
+		sync.Mutex
+		byID  map[string]chan struct{} // closed when the creation is over
+		byKey map[string]*creation
+	}
 }
 
 // creation is one idempotent create; its fields below done are set before done
@@ -48,18 +51,18 @@ type creation struct {
 }
 
 func (c *creates) init() {
-	c.byID, c.byKey = map[string]chan struct{}{}, map[string]*creation{}
+	c.mu.byID, c.mu.byKey = map[string]chan struct{}{}, map[string]*creation{}
 }
 
 // begin marks id as being created until the returned function is called.
 func (c *creates) begin(id string) (end func()) {
 	done := make(chan struct{})
 	c.mu.Lock()
-	c.byID[id] = done
+	c.mu.byID[id] = done
 	c.mu.Unlock()
 	return func() {
 		c.mu.Lock()
-		delete(c.byID, id)
+		delete(c.mu.byID, id)
 		c.mu.Unlock()
 		close(done)
 	}
@@ -69,7 +72,7 @@ func (c *creates) begin(id string) (end func()) {
 func (c *creates) pending(id string) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.byID[id]
+	return c.mu.byID[id]
 }
 
 // join returns the creation under way with a key, or makes one that the caller
@@ -77,10 +80,10 @@ func (c *creates) pending(id string) <-chan struct{} {
 func (c *creates) join(ctx context.Context, key, hash string) (cr *creation, lead bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if cr = c.byKey[key]; cr == nil {
+	if cr = c.mu.byKey[key]; cr == nil {
 		cr, lead = &creation{hash: hash, done: make(chan struct{})}, true
 		cr.wanted, cr.drop = context.WithCancel(context.WithoutCancel(ctx))
-		c.byKey[key] = cr
+		c.mu.byKey[key] = cr
 	}
 	cr.callers++
 	left := sync.OnceFunc(func() {
@@ -108,7 +111,7 @@ func (c *creates) abandon(cr *creation, err error) bool {
 
 func (c *creates) leave(key string, cr *creation) {
 	c.mu.Lock()
-	delete(c.byKey, key)
+	delete(c.mu.byKey, key)
 	c.mu.Unlock()
 	cr.drop()
 	close(cr.done)
@@ -118,51 +121,55 @@ func (c *creates) leave(key string, cr *creation) {
 func (c *creates) keyed(key string) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if cr := c.byKey[key]; cr != nil {
+	if cr := c.mu.byKey[key]; cr != nil {
 		return cr.done
 	}
 	return nil
 }
 
-// Create returns when both the store's record and the node's are durable; the
-// two are made at the same time.
+// CreateRequest asks for a sandbox. Key makes it idempotent.
+type CreateRequest struct {
+	Spec sandbox.Spec
+	Key  string
+}
+
+// Created is a sandbox that was made, or was already there by its key.
+type Created struct {
+	Sandbox  sandbox.Sandbox
+	NodeTime time.Duration // that the node needed
+	Existed  bool
+}
+
+// CreateSandbox returns when both the store's record and the node's are durable;
+// the two are made at the same time.
 //
 // A caller that leaves before the answer leaves no sandbox: nobody knows its id.
 // With an idempotency key the retry may come, and while it waits the creation is
 // its own; after that the key makes a new one. Keeping the first for a retry was
 // the other way: of a client that died, none ever came. A creation that fails
 // leaves no sandbox, no record and no key: the same key may be tried again.
-func (s sandboxService) Create(ctx context.Context, r *connect.Request[covev1.CreateSandboxRequest]) (*connect.Response[covev1.CreateSandboxResponse], error) {
-	if s.calls.isDraining() {
-		return nil, stopping()
-	}
-	spec, err := wire.SpecFrom(r.Msg.Spec)
+func (s *Server) CreateSandbox(ctx context.Context, r CreateRequest) (out Created, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.create")
 	if err != nil {
-		return nil, err
+		return out, err
 	}
-	if err := sandbox.ValidateIdempotencyKey("idempotency_key", r.Msg.IdempotencyKey); err != nil {
-		return nil, err
+	defer call.end(&err)
+	if err := firstError(call.needs(partsOfSpec(r.Spec)...), sandbox.ValidateIdempotencyKey("idempotency_key", r.Key)); err != nil {
+		return out, err
 	}
-	var sb sandbox.Sandbox
-	var took time.Duration
-	var existed bool
-	if r.Msg.IdempotencyKey == "" {
-		sb, took, err = s.create(ctx, ctx, spec, store.Idempotency{})
+	if r.Key == "" {
+		out.Sandbox, out.NodeTime, err = s.create(ctx, ctx, r.Spec, store.Idempotency{})
 		if err == nil && ctx.Err() != nil {
-			s.takeBack(sb.ID)
+			s.takeBack(out.Sandbox.ID)
 			err = ctx.Err()
 		}
 	} else {
-		sb, took, existed, err = s.createOnce(ctx, spec, r.Msg.IdempotencyKey)
+		out.Sandbox, out.NodeTime, out.Existed, err = s.createOnce(ctx, r.Spec, r.Key)
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		call.concerns("sandbox", out.Sandbox.ID)
 	}
-	return connect.NewResponse(&covev1.CreateSandboxResponse{
-		Sandbox:  wire.Sandbox(sb),
-		NodeTime: durationpb.New(took),
-		Existed:  existed,
-	}), nil
+	return out, err
 }
 
 // createOnce creates at most one sandbox per key. Within this process a
@@ -244,51 +251,75 @@ func specHash(spec sandbox.Spec) string {
 // wanted ends, it gives up as long as nothing but waiting would be lost, and
 // otherwise goes on to its end: what then comes of it is the caller's concern.
 func (s *Server) create(ctx, wanted context.Context, spec sandbox.Spec, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
-	if err := spec.ValidateSource(); err != nil {
+	b, release, err := s.planOf(ctx, spec)
+	if err != nil {
 		return sandbox.Sandbox{}, 0, err
 	}
-	// Nothing is looked up or prepared for a spec that is wrong anyway. What
-	// comes from a snapshot is checked once it is there.
+	defer release()
+	b.wanted = wanted
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lineTimeout)
+	defer cancel()
+	sb, took, err := s.makeSandbox(ctx, b, idem)
+	return sb, took, s.byWhom(ctx, err)
+}
+
+// planOf checks a spec and finds what it starts from, which is held until release.
+func (s *Server) planOf(ctx context.Context, spec sandbox.Spec) (b plan, release func(), err error) {
+	if err := spec.ValidateSource(); err != nil {
+		return b, nil, err
+	}
+	if spec, err = s.inRun(ctx, spec, false); err != nil {
+		return b, nil, err
+	}
+	// Nothing is looked up or prepared for a spec that is wrong anyway. One from an
+	// image is whole by now; what comes from a snapshot is checked once it is there.
 	probe := spec.WithDefaults(s.cfg.Defaults)
 	if probe.Image == "" {
 		probe.Image = s.cfg.Defaults.Image
 	}
 	if err := probe.Validate(s.cfg.Limits); err != nil {
-		return sandbox.Sandbox{}, 0, err
+		return b, nil, err
 	}
 	network := probe.Network
-	if spec.Snapshot != "" || spec.Template != "" {
+	inherits := spec.Snapshot != "" || spec.Template != ""
+	if inherits {
 		network.Record = nil // whether there is anything to record is the snapshot's to say
 	}
 	if err := validateNetwork("spec.network", network.WithDefault(s.cfg.Defaults.Network)); err != nil {
-		return sandbox.Sandbox{}, 0, err
+		return b, nil, err
 	}
 	resolving, cancel := context.WithTimeout(context.WithoutCancel(ctx), prepareTimeout)
 	defer cancel()
 	spec, o, err := s.resolve(resolving, spec)
 	if err != nil {
-		return sandbox.Sandbox{}, 0, err
-	}
-	defer o.release()
-	if err := spec.Validate(s.cfg.Limits); err != nil {
-		return sandbox.Sandbox{}, 0, err
+		return b, nil, err
 	}
 	spec.Network = spec.Network.WithDefault(s.cfg.Defaults.Network)
-	if err := validateNetwork("spec.network", spec.Network); err != nil {
-		return sandbox.Sandbox{}, 0, err
+	if inherits {
+		if err := firstError(spec.Validate(s.cfg.Limits), validateNetwork("spec.network", spec.Network)); err != nil {
+			o.release()
+			return b, nil, err
+		}
 	}
-	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
-	defer cancel()
-	return s.bear(ctx, birth{spec: spec, img: o.img, from: o.from, lineage: o.lineage, wanted: wanted}, idem)
+	return plan{spec: spec, img: o.img, from: o.from, lineage: o.lineage}, o.release, nil
 }
 
 // takeBack removes a sandbox that nobody will ever ask for: its creator left,
 // or it was one of too few.
 func (s *Server) takeBack(id string) {
 	s.log.Info("a sandbox that nobody will ask for is taken back", "sandbox", id)
-	s.owe("take back "+id, func(ctx context.Context) error {
+	s.untilDone("take back "+id, func(ctx context.Context) error {
+		sb, err := s.store.GetSandbox(ctx, id)
+		if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+			return err
+		}
 		if err := s.killOnNode(ctx, id, "its creator left"); err != nil {
 			return err
+		}
+		if r := sb.Spec.Network.Record; r != nil { // or its name would be taken when the creator asks again
+			if err := s.dropRecording(ctx, r.ID); err != nil {
+				return err
+			}
 		}
 		return s.store.ForgetSandbox(ctx, id)
 	})

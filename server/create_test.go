@@ -68,8 +68,8 @@ func TestIdempotentCreate(t *testing.T) {
 	if err != nil || again.Sandbox.Id != first.Sandbox.Id || again.Sandbox.End.GetCause() != "killed_by_user" {
 		t.Fatalf("got %v, %v", again, err)
 	}
-	if w.node.created != 1 {
-		t.Errorf("the node made %d", w.node.created)
+	if w.node.saw().created != 1 {
+		t.Errorf("the node made %d", w.node.saw().created)
 	}
 }
 
@@ -107,8 +107,8 @@ func TestConcurrentCreatesWithOneKey(t *testing.T) {
 			created++
 		}
 	}
-	if created != 1 || w.node.created != 1 || len(w.records()) != 1 {
-		t.Errorf("%d callers created, the node %d, records %v", created, w.node.created, w.records())
+	if created != 1 || w.node.saw().created != 1 || len(w.records()) != 1 {
+		t.Errorf("%d callers created, the node %d, records %v", created, w.node.saw().created, w.records())
 	}
 }
 
@@ -171,8 +171,8 @@ func settled(w *world) {
 	}
 	w.server.ends.mu.Lock()
 	defer w.server.ends.mu.Unlock()
-	if len(w.server.ends.debts) > 0 {
-		w.Fatal("debts left")
+	if len(w.server.ends.mu.unfinished) > 0 {
+		w.Fatal("a sandbox is still to be taken back")
 	}
 }
 
@@ -193,12 +193,11 @@ func TestCallerLeavesDuringCreate(t *testing.T) {
 		t.Run("key="+key, func(t *testing.T) {
 			w := newWorld(t)
 			left := make(chan struct{})
-			w.onCall = func(ctx context.Context) { context.AfterFunc(ctx, func() { close(left) }) }
+			w.onCall = func(ctx context.Context) { afterAll(ctx, func() { close(left) }) }
 			reached, gate := make(chan struct{}), make(chan struct{})
-			w.node.onCreate = func(ctx context.Context, sb sandbox.Sandbox) error {
+			w.node.onCreated = func() { // the node was done before it heard
 				close(reached)
 				<-gate
-				return nil // the node was done before it heard
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error)
@@ -210,8 +209,8 @@ func TestCallerLeavesDuringCreate(t *testing.T) {
 			close(gate)
 			w.server.Drain(t.Context()) // waits for the handler
 			settled(w)
-			if w.node.created != 1 || w.node.liveCount() != 0 || len(w.records()) != 0 {
-				t.Errorf("created %d, live %d, records %v", w.node.created, w.node.liveCount(), w.records())
+			if w.node.saw().created != 1 || w.node.liveCount() != 0 || len(w.records()) != 0 {
+				t.Errorf("created %d, live %d, records %v", w.node.saw().created, w.node.liveCount(), w.records())
 			}
 		})
 	}
@@ -224,9 +223,7 @@ func TestKeyOfALostSandboxMakesANewOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.node.mu.Lock()
-	delete(w.node.live, first.Sandbox.Id)
-	w.node.mu.Unlock()
+	w.node.lose(t, first.Sandbox.Id)
 	if err := w.server.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -268,10 +265,9 @@ func TestEndDuringCreate(t *testing.T) {
 	done := make(chan error)
 	go func() { _, err := w.createWith(t.Context(), "", nil); done <- err }()
 	sb := <-recording
-	for w.node.liveCount() == 0 { // the node is faster than the store
-		<-tick()
-	}
+	w.until("the node is faster than the store", func() bool { return w.node.saw().created == 1 })
 	w.node.die(sb.ID, sandbox.OOM)
+	w.until("it has ended", func() bool { return w.node.sandbox(sb.ID) == nil })
 	if w.server.settle(t.Context()) {
 		t.Error("nothing can be settled yet")
 	}

@@ -2,54 +2,82 @@ package server
 
 import (
 	"context"
-	"net/http"
 	"sync"
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
 // callBook knows the calls under way, so that a drain can wait for them and in
-// the end cut them off with a reason.
+// the end cut them off with a reason, and so that those of a key end with it.
 type callBook struct {
 	// cut ends every call's context; its cause is what the callers are told.
 	cut    context.Context
 	cutNow context.CancelCauseFunc
+	begun  chan struct{} // closed when draining
+	idle   chan struct{} // closed when draining and active is 0
 
-	mu       sync.Mutex
-	draining bool
-	active   int
-	begun    chan struct{} // closed when draining
-	idle     chan struct{} // closed when draining and active is 0
+	mu struct {
+		sync.Mutex
+		draining bool
+		open     map[*openCall]bool
+	}
+}
+
+// openCall is a call under way, and who makes it.
+type openCall struct {
+	key store.Key
+	cut context.CancelCauseFunc
 }
 
 func (b *callBook) init() {
 	b.cut, b.cutNow = context.WithCancelCause(context.Background())
 	b.idle, b.begun = make(chan struct{}), make(chan struct{})
+	b.mu.open = map[*openCall]bool{}
 }
 
-// track gives a request a context that ends when the server cuts its calls.
-func (b *callBook) track(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// enter counts a call of a key until it leaves, and gives it a context that ends when
+// the server cuts its calls off or the key ends.
+func (b *callBook) enter(ctx context.Context, key store.Key, now time.Time) (_ context.Context, c *openCall, leave func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	c = &openCall{key, cancel}
+	b.mu.Lock()
+	b.mu.open[c] = true
+	b.mu.Unlock()
+	stop := context.AfterFunc(b.cut, func() { cancel(context.Cause(b.cut)) })
+	var expiry *time.Timer
+	if !key.ExpiresAt.IsZero() {
+		expiry = time.AfterFunc(key.ExpiresAt.Sub(now), func() { cancel(expired()) })
+	}
+	return ctx, c, func() {
+		stop()
+		if expiry != nil {
+			expiry.Stop()
+		}
+		cancel(nil)
 		b.mu.Lock()
-		b.active++
-		b.mu.Unlock()
-		ctx, cancel := context.WithCancelCause(r.Context())
-		stop := context.AfterFunc(b.cut, func() { cancel(context.Cause(b.cut)) })
-		defer func() {
-			stop()
-			cancel(nil)
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			b.active--
-			b.checkIdleLocked()
-		}()
-		next.ServeHTTP(w, r.WithContext(ctx))
-	})
+		defer b.mu.Unlock()
+		delete(b.mu.open, c)
+		b.checkIdleLocked()
+	}
+}
+
+// endKeys ends the calls of keys that are gone. The call that ends them is not cut
+// off, should it be of one of them: it has an answer to give.
+func (b *callBook) endKeys(by context.Context, gone func(store.Key) bool) {
+	own := callOf(by)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for c := range b.mu.open {
+		if gone(c.key) && (own == nil || c != own.open) {
+			c.cut(&sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key was revoked", Hint: KeyHint})
+		}
+	}
 }
 
 func (b *callBook) checkIdleLocked() {
-	if b.draining && b.active == 0 {
+	if b.mu.draining && len(b.mu.open) == 0 {
 		select {
 		case <-b.idle:
 		default:
@@ -64,8 +92,12 @@ func (b *callBook) drained() <-chan struct{} { return b.begun }
 func (b *callBook) isDraining() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.draining
+	return b.mu.draining
 }
+
+// Draining says whether the server is stopping: a load balancer sends no more
+// work here.
+func (s *Server) Draining() bool { return s.calls.isDraining() }
 
 // stopping is what calls get that come too late or last too long. Sandboxes
 // and their processes outlive a restart, so coming back is the way out.
@@ -87,10 +119,10 @@ const cutGrace = 5 * time.Second
 func (s *Server) Drain(ctx context.Context) (left int) {
 	b := &s.calls
 	b.mu.Lock()
-	if !b.draining {
+	if !b.mu.draining {
 		close(b.begun)
 	}
-	b.draining = true
+	b.mu.draining = true
 	b.checkIdleLocked()
 	b.mu.Unlock()
 
@@ -108,5 +140,5 @@ func (s *Server) Drain(ctx context.Context) (left int) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.active
+	return len(b.mu.open)
 }

@@ -15,10 +15,12 @@ type endBook struct {
 	nudge    chan struct{} // capacity 1: something to settle
 	settling sync.Mutex    // one settles at a time, so that "nothing left" means it
 
-	mu      sync.Mutex
-	waiters map[string]*endWaiter
-	resets  map[string]uint64 // how often a sandbox was reset since this server started
-	debts   []debt
+	mu struct {
+		sync.Mutex
+		waiters    map[string]*endWaiter
+		resets     map[string]uint64 // how often a sandbox was reset since this server started
+		unfinished []unfinished
+	}
 }
 
 type endWaiter struct {
@@ -26,16 +28,16 @@ type endWaiter struct {
 	count int
 }
 
-// debt is work promised to be done, tried again until it succeeds. It lives in
-// memory: what a crash forgets, Reconcile finds.
-type debt struct {
+// unfinished is work that failed and is tried again until it succeeds. It lives
+// in memory: what a crash forgets, Reconcile finds.
+type unfinished struct {
 	what string
-	pay  func(context.Context) error
+	do   func(context.Context) error
 }
 
 func (b *endBook) init() {
 	b.nudge = make(chan struct{}, 1)
-	b.waiters, b.resets = map[string]*endWaiter{}, map[string]uint64{}
+	b.mu.waiters, b.mu.resets = map[string]*endWaiter{}, map[string]uint64{}
 }
 
 func (b *endBook) poke() {
@@ -49,17 +51,17 @@ func (b *endBook) poke() {
 func (b *endBook) watch(id string) (ended <-chan struct{}, stop func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	w := b.waiters[id]
+	w := b.mu.waiters[id]
 	if w == nil {
 		w = &endWaiter{ended: make(chan struct{})}
-		b.waiters[id] = w
+		b.mu.waiters[id] = w
 	}
 	w.count++
 	return w.ended, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if w.count--; w.count == 0 && b.waiters[id] == w {
-			delete(b.waiters, id)
+		if w.count--; w.count == 0 && b.mu.waiters[id] == w {
+			delete(b.mu.waiters, id)
 		}
 	}
 }
@@ -67,9 +69,9 @@ func (b *endBook) watch(id string) (ended <-chan struct{}, stop func()) {
 func (b *endBook) announce(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.resets, id)
-	if w := b.waiters[id]; w != nil {
-		delete(b.waiters, id)
+	delete(b.mu.resets, id)
+	if w := b.mu.waiters[id]; w != nil {
+		delete(b.mu.waiters, id)
 		close(w.ended)
 	}
 }
@@ -77,33 +79,38 @@ func (b *endBook) announce(id string) {
 func (b *endBook) resetCount(id string) uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.resets[id]
+	return b.mu.resets[id]
 }
+
+// resetSince says whether a sandbox was reset since it had been so often. The end of
+// one takes its count away: less than there was is no reset.
+func (b *endBook) resetSince(id string, count uint64) bool { return b.resetCount(id) > count }
 
 func (b *endBook) noteReset(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.resets[id]++
+	b.mu.resets[id]++
 }
 
 func (b *endBook) forgetResets(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.resets, id)
+	delete(b.mu.resets, id)
 }
 
-// owe does a piece of undoing now if it can, and otherwise as soon as it can.
-// The caller's own context does not bound it: it has often just ended.
-func (s *Server) owe(what string, pay func(context.Context) error) {
+// untilDone does a piece of work, mostly of undoing, now if it can, and otherwise
+// again and again until it succeeds. The caller's own context does not bound it:
+// it has often just ended.
+func (s *Server) untilDone(what string, do func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(asServer(context.Background()), undoTimeout)
 	defer cancel()
-	err := pay(ctx)
+	err := do(ctx)
 	if err == nil {
 		return
 	}
 	s.log.Warn("will be tried again", "what", what, "err", err)
 	s.ends.mu.Lock()
-	s.ends.debts = append(s.ends.debts, debt{what, pay})
+	s.ends.mu.unfinished = append(s.ends.mu.unfinished, unfinished{what, do})
 	s.ends.mu.Unlock()
 	s.ends.poke()
 }
@@ -120,24 +127,30 @@ func (s *Server) recordEnd(ctx context.Context, id string, end sandbox.End) (san
 	return sb, nil
 }
 
-// receiveEnds keeps the node's channel empty, whatever the store is doing.
+// overNews is how often one who waits for an end looks whether it is still to come.
+const overNews = 50 * time.Millisecond
+
+// listenPause is how long after a node could not be listened to it is again.
+const listenPause = time.Second
+
+// receiveEnds has ends recorded as the node tells of them.
 func (s *Server) receiveEnds(ctx context.Context) {
-	ended := s.node.Ended()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case _, ok := <-ended:
-			if !ok {
-				ended = nil // the node has closed; nothing ends any more
-				continue
+	for ctx.Err() == nil {
+		for _, err := range s.node.Ended(ctx) {
+			if err != nil {
+				s.log.Debug("the node tells no ends", "err", err) // it is closing, or we are
+				break
 			}
 			s.ends.poke()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(listenPause):
 		}
 	}
 }
 
-// settleLoop records what ended on the node and pays debts, at once when
+// settleLoop records what ended on the node and finishes what failed before, at once when
 // something happens, with growing pauses while it fails, and every 30 s in
 // case a notice was lost.
 func (s *Server) settleLoop(ctx context.Context) {
@@ -174,7 +187,7 @@ func (s *Server) settle(ctx context.Context) (done bool) {
 	ctx = asServer(ctx)
 	s.ends.settling.Lock()
 	defer s.ends.settling.Unlock()
-	done = s.payDebts(ctx)
+	done = s.retryUnfinished(ctx)
 	ends, err := s.node.Ends(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
@@ -207,21 +220,21 @@ func (s *Server) settleEnd(ctx context.Context, id string, end sandbox.End) erro
 	return s.node.AckEnd(ctx, id)
 }
 
-func (s *Server) payDebts(ctx context.Context) (done bool) {
+func (s *Server) retryUnfinished(ctx context.Context) (done bool) {
 	s.ends.mu.Lock()
-	debts := s.ends.debts
-	s.ends.debts = nil
+	all := s.ends.mu.unfinished
+	s.ends.mu.unfinished = nil
 	s.ends.mu.Unlock()
-	var left []debt
-	for _, d := range debts {
-		if err := d.pay(ctx); err != nil {
-			s.log.Warn("will be tried again", "what", d.what, "err", err)
-			left = append(left, d)
+	var left []unfinished
+	for _, u := range all {
+		if err := u.do(ctx); err != nil {
+			s.log.Warn("will be tried again", "what", u.what, "err", err)
+			left = append(left, u)
 		}
 	}
 	s.ends.mu.Lock()
 	defer s.ends.mu.Unlock()
-	s.ends.debts = append(left, s.ends.debts...)
+	s.ends.mu.unfinished = append(left, s.ends.mu.unfinished...)
 	return len(left) == 0
 }
 
@@ -231,6 +244,12 @@ func (s *Server) payDebts(ctx context.Context) (done bool) {
 // A connection into a sandbox breaks a moment before its end is on record, so
 // whoever saw it break asks here why.
 func (s *Server) awaitEnd(ctx context.Context, id string, most time.Duration) (end sandbox.End, ok bool) {
+	return s.awaitEndUnless(ctx, id, most, func() bool { return false })
+}
+
+// awaitEndUnless is awaitEnd for one who has nothing to wait for once over is so,
+// which is looked at often and must not cost anything: hundreds wait at once.
+func (s *Server) awaitEndUnless(ctx context.Context, id string, most time.Duration, over func() bool) (end sandbox.End, ok bool) {
 	ended, stop := s.ends.watch(id)
 	defer stop()
 	if sb, err := s.store.GetSandbox(ctx, id); err != nil || sb.End != nil {
@@ -239,11 +258,20 @@ func (s *Server) awaitEnd(ctx context.Context, id string, most time.Duration) (e
 	s.ends.poke() // the notice may not have reached us
 	timer := time.NewTimer(most)
 	defer timer.Stop()
-	select {
-	case <-ended:
-	case <-timer.C:
-	case <-ctx.Done():
-		return sandbox.End{}, false
+	looks := time.NewTicker(overNews)
+	defer looks.Stop()
+	for waits := true; waits; {
+		select {
+		case <-ended:
+			waits = false
+		case <-timer.C:
+			waits = false
+		case <-ctx.Done():
+			return sandbox.End{}, false
+		case <-looks.C:
+			s.ends.poke()
+			waits = !over()
+		}
 	}
 	sb, err := s.store.GetSandbox(ctx, id)
 	if err != nil {

@@ -9,6 +9,19 @@ import (
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
+// execResponse is the answer of POST /v1/sandboxes/{id}/exec, as a client reads it.
+type execResponse struct {
+	ExecID       string  `json:"exec_id"`
+	Replayed     bool    `json:"replayed"`
+	Stdout       *string `json:"stdout"`
+	StdoutBase64 *[]byte `json:"stdout_base64"`
+	Stderr       *string `json:"stderr"`
+	Truncated    bool    `json:"truncated"`
+	OutputBytes  int64   `json:"output_bytes"`
+	Cause        string  `json:"cause"`
+	ExitCode     *int    `json:"exit_code"`
+}
+
 func (w *world) exec(id, body string) (status int, out execResponse, raw string) {
 	w.Helper()
 	resp, raw := w.http("POST", "/v1/sandboxes/"+id+"/exec", strings.NewReader(body), "Content-Type", "application/json")
@@ -31,7 +44,7 @@ func TestExecOverPlainHTTP(t *testing.T) {
 	if _, out, raw := w.exec(sb.Id, `{"exec_id":"one","command":"echo other"}`); !out.Replayed || *out.Stdout != "hello\n" {
 		t.Error(raw)
 	}
-	if _, out, raw := w.exec(sb.Id, `{"args":["crash","oops"]}`); *out.ExitCode != 3 || out.ExecID == "" {
+	if _, out, raw := w.exec(sb.Id, `{"command":"echo oops; exit 3"}`); *out.ExitCode != 3 || out.ExecID == "" {
 		t.Error("a failing command is an answer, not an error:", raw)
 	}
 	if _, out, raw := w.exec(sb.Id, `{"args":["cat"],"stdin":"words","timeout":"1m30s"}`); *out.Stdout != "words" {
@@ -77,7 +90,7 @@ func TestExecSaysWhatIsWrong(t *testing.T) {
 		`{"command":"ls","cwd":"x"}`:        {sandbox.Invalid, "cwd: "},
 		`{"command":"ls","max_output":-1}`:  {sandbox.Invalid, "max_output: "},
 		`{"args":["nope"]}`:                 {sandbox.NotFound, "command not found: nope"},
-		`{"command":"cat","stdin":"` + strings.Repeat("x", maxInput+1) + `"}`: {sandbox.TooLarge, "stdin: "},
+		`{"command":"cat","stdin":"` + strings.Repeat("x", MaxInput+1) + `"}`: {sandbox.TooLarge, "stdin: "},
 	} {
 		status, _, raw := w.exec(sb.Id, body)
 		if class := classIn(raw); class != string(want.class) || !strings.Contains(raw, want.words) {

@@ -1,56 +1,44 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
-	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/sandbox"
-	"github.com/cove-sandbox/cove/wire"
 )
 
-type fileService struct{ *Server }
-
 const (
-	maxFile  = 16 << 20 // content of one Read or Write
-	maxList  = 10_000   // entries of one List
+	maxFile  = 16 << 20 // content of one ReadFile or WriteFile
+	maxList  = 10_000   // entries of one ListFiles
 	maxDepth = 256
 	maxMode  = 0o7777
 )
 
-func (s fileService) Read(ctx context.Context, r *connect.Request[covev1.ReadFileRequest]) (*connect.Response[covev1.ReadFileResponse], error) {
-	m := r.Msg
-	if err := sandbox.ValidateFilePath("path", m.Path); err != nil {
-		return nil, err
+// ReadFile reads a part of a file; length 0 is all of it, if it is not too large.
+func (s *Server) ReadFile(ctx context.Context, id, path string, offset, length int64) (data []byte, info sandbox.FileInfo, err error) {
+	ctx, call, err := s.begin(ctx, "file.read", about("sandbox", id))
+	if err != nil {
+		return nil, info, err
 	}
-	if err := validOffset(m.Offset); err != nil {
-		return nil, err
+	defer call.end(&err)
+	if err := firstError(sandbox.ValidateFilePath("path", path), validOffset(offset)); err != nil {
+		return nil, info, err
 	}
-	if m.Length < 0 {
-		return nil, sandbox.InvalidField("length", "%d is not accepted; 1 to %d is, or 0 for all", m.Length, maxFile)
+	if length < 0 {
+		return nil, info, sandbox.InvalidField("length", "%d is not accepted; 1 to %d is, or 0 for all", length, maxFile)
 	}
-	if m.Length > maxFile {
-		return nil, tooLargeFile("length", m.Length, "GET")
+	if length > maxFile {
+		return nil, info, tooLargeFile("length", length, "GET")
 	}
-	want := m.Length
-	if want == 0 {
-		want = maxFile
-	}
-	out := &covev1.ReadFileResponse{}
-	return answer(out, s.withGuest(ctx, m.SandboxId, func(g Guest) error {
-		data, info, err := g.ReadFile(ctx, m.Path, m.Offset, want)
-		if err != nil {
-			return err
+	err = s.inside(ctx, id, func() error {
+		data, info, err = s.node.ReadFile(ctx, id, path, offset, cmp.Or(length, maxFile))
+		if err == nil && length == 0 && info.Size-offset > maxFile { // half a file must not pass for a whole one
+			err = tooLargeFile("length", info.Size-offset, "GET")
 		}
-		if m.Length == 0 && info.Size-m.Offset > maxFile { // half a file must not pass for a whole one
-			return tooLargeFile("length", info.Size-m.Offset, "GET")
-		}
-		out.Data, out.Info = data, wire.FileInfo(info)
-		return nil
-	}))
+		return err
+	})
+	return data, info, err
 }
 
 func tooLargeFile(field string, n int64, method string) error {
@@ -59,28 +47,29 @@ func tooLargeFile(field string, n int64, method string) error {
 		Hint: "larger content goes over " + method + " /v1/sandboxes/{id}/files?path=…"}
 }
 
-func (s fileService) Write(ctx context.Context, r *connect.Request[covev1.WriteFileRequest]) (*connect.Response[covev1.WriteFileResponse], error) {
-	m := r.Msg
-	opt := sandbox.WriteOptions{User: m.User, Mode: m.Mode, Atomic: m.Atomic, Append: m.Append, Parents: m.Parents}
-	if err := validWrite(m.Path, opt); err != nil {
-		return nil, err
+// WriteFile writes a file.
+func (s *Server) WriteFile(ctx context.Context, id, path string, data []byte, opt sandbox.WriteOptions) (info sandbox.FileInfo, err error) {
+	ctx, call, err := s.begin(ctx, "file.write", about("sandbox", id))
+	if err != nil {
+		return info, err
 	}
-	if len(m.Data) > maxFile {
-		return nil, tooLargeFile("data", int64(len(m.Data)), "PUT")
+	defer call.end(&err)
+	call.changes(fileChange{Path: path, Data: data, Options: opt})
+	if err := validWrite(path, opt); err != nil {
+		return info, err
 	}
-	out := &covev1.WriteFileResponse{}
-	return answer(out, s.withGuest(ctx, m.SandboxId, func(g Guest) error {
-		info, err := g.WriteFile(ctx, m.Path, m.Data, opt)
-		out.Info = wire.FileInfo(info)
+	if len(data) > maxFile {
+		return info, tooLargeFile("data", int64(len(data)), "PUT")
+	}
+	err = s.inside(ctx, id, func() error {
+		info, err = s.node.WriteFile(ctx, id, path, data, opt)
 		return err
-	}))
+	})
+	return info, err
 }
 
 func validWrite(path string, opt sandbox.WriteOptions) error {
-	if err := sandbox.ValidateFilePath("path", path); err != nil {
-		return err
-	}
-	if err := validMode(opt.Mode); err != nil {
+	if err := firstError(sandbox.ValidateFilePath("path", path), validMode(opt.Mode)); err != nil {
 		return err
 	}
 	if opt.Atomic && opt.Append {
@@ -96,119 +85,166 @@ func validMode(mode uint32) error {
 	return nil
 }
 
-func (s fileService) Stat(ctx context.Context, r *connect.Request[covev1.StatFileRequest]) (*connect.Response[covev1.StatFileResponse], error) {
-	if err := sandbox.ValidateFilePath("path", r.Msg.Path); err != nil {
-		return nil, err
+// StatFile says what is known of a file.
+func (s *Server) StatFile(ctx context.Context, id, path string) (info sandbox.FileInfo, err error) {
+	ctx, call, err := s.begin(ctx, "file.stat", about("sandbox", id))
+	if err != nil {
+		return info, err
 	}
-	out := &covev1.StatFileResponse{}
-	return answer(out, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		info, err := g.Stat(ctx, r.Msg.Path)
-		out.Info = wire.FileInfo(info)
+	defer call.end(&err)
+	if err := sandbox.ValidateFilePath("path", path); err != nil {
+		return info, err
+	}
+	err = s.inside(ctx, id, func() error {
+		info, err = s.node.StatFile(ctx, id, path)
 		return err
-	}))
+	})
+	return info, err
 }
 
-func (s fileService) List(ctx context.Context, r *connect.Request[covev1.ListFilesRequest]) (*connect.Response[covev1.ListFilesResponse], error) {
-	m := r.Msg
-	if err := sandbox.ValidateFilePath("path", m.Path); err != nil {
-		return nil, err
+// ListFiles lists what is below a directory: one level deep unless it is told more.
+func (s *Server) ListFiles(ctx context.Context, id, path string, opt sandbox.ListOptions) (files []sandbox.FileInfo, truncated bool, err error) {
+	ctx, call, err := s.begin(ctx, "file.list", about("sandbox", id))
+	if err != nil {
+		return nil, false, err
 	}
-	if m.Depth < 0 || m.Depth > maxDepth {
-		return nil, sandbox.InvalidField("depth", "%d is not accepted; 1 to %d is, or 0 for 1", m.Depth, maxDepth)
+	defer call.end(&err)
+	if err := sandbox.ValidateFilePath("path", path); err != nil {
+		return nil, false, err
 	}
-	if m.Limit < 0 || m.Limit > maxList {
-		return nil, sandbox.InvalidField("limit", "%d is not accepted; 1 to %d is, or 0 for %d", m.Limit, maxList, maxList)
+	if opt.Depth < 0 || opt.Depth > maxDepth {
+		return nil, false, sandbox.InvalidField("depth", "%d is not accepted; 1 to %d is, or 0 for 1", opt.Depth, maxDepth)
 	}
-	opt := guest.ListOptions{Depth: int(m.Depth), Limit: int(m.Limit)}
-	if opt.Depth == 0 {
-		opt.Depth = 1
+	if opt.Limit < 0 || opt.Limit > maxList {
+		return nil, false, sandbox.InvalidField("limit", "%d is not accepted; 1 to %d is, or 0 for %d", opt.Limit, maxList, maxList)
 	}
-	if opt.Limit == 0 {
-		opt.Limit = maxList
+	opt.Depth, opt.Limit = cmp.Or(opt.Depth, 1), cmp.Or(opt.Limit, maxList)
+	err = s.inside(ctx, id, func() error {
+		files, truncated, err = s.node.ListFiles(ctx, id, path, opt)
+		return err
+	})
+	return files, truncated, err
+}
+
+// MakeDirectory makes a directory.
+func (s *Server) MakeDirectory(ctx context.Context, id, path string, opt sandbox.WriteOptions) (info sandbox.FileInfo, err error) {
+	ctx, call, err := s.begin(ctx, "file.mkdir", about("sandbox", id))
+	if err != nil {
+		return info, err
 	}
-	out := &covev1.ListFilesResponse{}
-	return answer(out, s.withGuest(ctx, m.SandboxId, func(g Guest) error {
-		files, truncated, err := g.List(ctx, m.Path, opt)
-		for _, f := range files {
-			out.Files = append(out.Files, wire.FileInfo(f))
+	defer call.end(&err)
+	call.changes(fileChange{Path: path, Options: opt})
+	if err := validWrite(path, opt); err != nil {
+		return info, err
+	}
+	err = s.inside(ctx, id, func() error {
+		info, err = s.node.MakeDir(ctx, id, path, opt)
+		return err
+	})
+	return info, err
+}
+
+// MoveFile renames a file or directory.
+func (s *Server) MoveFile(ctx context.Context, id, from, to string) (info sandbox.FileInfo, err error) {
+	ctx, call, err := s.begin(ctx, "file.move", about("sandbox", id))
+	if err != nil {
+		return info, err
+	}
+	defer call.end(&err)
+	call.changes(fileChange{Path: from, To: to})
+	if err := firstError(sandbox.ValidateFilePath("from", from), sandbox.ValidateFilePath("to", to)); err != nil {
+		return info, err
+	}
+	err = s.inside(ctx, id, func() error {
+		info, err = s.node.MoveFile(ctx, id, from, to)
+		return err
+	})
+	return info, err
+}
+
+// RemoveFile removes a file, or with recursive a directory with all in it.
+func (s *Server) RemoveFile(ctx context.Context, id, path string, recursive bool) (err error) {
+	ctx, call, err := s.begin(ctx, "file.remove", about("sandbox", id))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	call.changes(fileChange{Path: path, Recursive: recursive})
+	if err := sandbox.ValidateFilePath("path", path); err != nil {
+		return err
+	}
+	return s.inside(ctx, id, func() error { return s.node.RemoveFile(ctx, id, path, recursive) })
+}
+
+// ChangeMode sets the permission bits of a file.
+func (s *Server) ChangeMode(ctx context.Context, id, path string, mode uint32, recursive bool) (err error) {
+	ctx, call, err := s.begin(ctx, "file.chmod", about("sandbox", id))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	call.changes(fileChange{Path: path, Mode: mode, Recursive: recursive})
+	if err := firstError(sandbox.ValidateFilePath("path", path), validMode(mode)); err != nil {
+		return err
+	}
+	return s.inside(ctx, id, func() error { return s.node.Chmod(ctx, id, path, mode, recursive) })
+}
+
+// SetAttributes makes these all the extended attributes "user.*" of a file or
+// directory.
+func (s *Server) SetAttributes(ctx context.Context, id, path string, attrs map[string]string) (info sandbox.FileInfo, err error) {
+	ctx, call, err := s.begin(ctx, "file.set_attributes", about("sandbox", id))
+	if err != nil {
+		return info, err
+	}
+	defer call.end(&err)
+	call.changes(fileChange{Path: path, Attributes: attrs})
+	if err := firstError(sandbox.ValidateFilePath("path", path), sandbox.ValidateAttributes("attributes", attrs)); err != nil {
+		return info, err
+	}
+	err = s.inside(ctx, id, func() (err error) { info, err = s.node.SetAttributes(ctx, id, path, attrs); return err })
+	return info, err
+}
+
+// ChangeOwner gives a file to a user.
+func (s *Server) ChangeOwner(ctx context.Context, id, path, user string, recursive bool) (err error) {
+	ctx, call, err := s.begin(ctx, "file.chown", about("sandbox", id))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	call.changes(fileChange{Path: path, Owner: user, Recursive: recursive})
+	if err := sandbox.ValidateFilePath("path", path); err != nil {
+		return err
+	}
+	if user == "" {
+		return sandbox.InvalidField("user", "is missing; name, uid, name:group or uid:gid is accepted")
+	}
+	if err := sandbox.ValidateUser("user", user); err != nil {
+		return err
+	}
+	return s.inside(ctx, id, func() error { return s.node.Chown(ctx, id, path, user, recursive) })
+}
+
+// WatchFiles tells what changes at a path until the caller leaves.
+func (s *Server) WatchFiles(ctx context.Context, id, path string, recursive bool, sink func(sandbox.FileChange) error) (err error) {
+	ctx, call, err := s.begin(ctx, "file.watch", about("sandbox", id))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	if err := sandbox.ValidateFilePath("path", path); err != nil {
+		return err
+	}
+	return s.inside(ctx, id, func() error {
+		for change, err := range s.node.Watch(ctx, id, path, recursive) {
+			if err == nil {
+				err = sink(change)
+			}
+			if err != nil {
+				return err
+			}
 		}
-		out.Truncated = truncated
-		return err
-	}))
-}
-
-func (s fileService) Mkdir(ctx context.Context, r *connect.Request[covev1.MkdirRequest]) (*connect.Response[covev1.MkdirResponse], error) {
-	m := r.Msg
-	opt := sandbox.WriteOptions{User: m.User, Mode: m.Mode, Parents: m.Parents}
-	if err := validWrite(m.Path, opt); err != nil {
-		return nil, err
-	}
-	out := &covev1.MkdirResponse{}
-	return answer(out, s.withGuest(ctx, m.SandboxId, func(g Guest) error {
-		info, err := g.Mkdir(ctx, m.Path, opt)
-		out.Info = wire.FileInfo(info)
-		return err
-	}))
-}
-
-func (s fileService) Move(ctx context.Context, r *connect.Request[covev1.MoveFileRequest]) (*connect.Response[covev1.MoveFileResponse], error) {
-	if err := sandbox.ValidateFilePath("from", r.Msg.From); err != nil {
-		return nil, err
-	}
-	if err := sandbox.ValidateFilePath("to", r.Msg.To); err != nil {
-		return nil, err
-	}
-	out := &covev1.MoveFileResponse{}
-	return answer(out, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		info, err := g.Move(ctx, r.Msg.From, r.Msg.To)
-		out.Info = wire.FileInfo(info)
-		return err
-	}))
-}
-
-func (s fileService) Remove(ctx context.Context, r *connect.Request[covev1.RemoveFileRequest]) (*connect.Response[covev1.RemoveFileResponse], error) {
-	if err := sandbox.ValidateFilePath("path", r.Msg.Path); err != nil {
-		return nil, err
-	}
-	return answer(&covev1.RemoveFileResponse{}, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		return g.Remove(ctx, r.Msg.Path, r.Msg.Recursive)
-	}))
-}
-
-func (s fileService) Chmod(ctx context.Context, r *connect.Request[covev1.ChmodRequest]) (*connect.Response[covev1.ChmodResponse], error) {
-	if err := sandbox.ValidateFilePath("path", r.Msg.Path); err != nil {
-		return nil, err
-	}
-	if err := validMode(r.Msg.Mode); err != nil {
-		return nil, err
-	}
-	return answer(&covev1.ChmodResponse{}, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		return g.Chmod(ctx, r.Msg.Path, r.Msg.Mode, r.Msg.Recursive)
-	}))
-}
-
-func (s fileService) Chown(ctx context.Context, r *connect.Request[covev1.ChownRequest]) (*connect.Response[covev1.ChownResponse], error) {
-	if err := sandbox.ValidateFilePath("path", r.Msg.Path); err != nil {
-		return nil, err
-	}
-	if r.Msg.User == "" {
-		return nil, sandbox.InvalidField("user", "is missing; name, uid, name:group or uid:gid is accepted")
-	}
-	if err := sandbox.ValidateUser("user", r.Msg.User); err != nil {
-		return nil, err
-	}
-	return answer(&covev1.ChownResponse{}, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		return g.Chown(ctx, r.Msg.Path, r.Msg.User, r.Msg.Recursive)
-	}))
-}
-
-func (s fileService) Watch(ctx context.Context, r *connect.Request[covev1.WatchFilesRequest], out *connect.ServerStream[covev1.WatchFilesEvent]) error {
-	if err := sandbox.ValidateFilePath("path", r.Msg.Path); err != nil {
-		return err
-	}
-	return s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		return g.Watch(ctx, r.Msg.Path, r.Msg.Recursive, func(c sandbox.FileChange) error {
-			return out.Send(wire.FileChange(c))
-		})
+		return nil
 	})
 }

@@ -1,115 +1,141 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
+	"strconv"
+	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
 
-// forkWidth is how many children are made at once. A restore is work for a core
-// and reads of the same pages, so more at once only makes the first one late,
-// and on few cores all of them too late: two for each, to fill the waits.
-var forkWidth = min(8, 2*runtime.NumCPU())
+// forkWidth is how many children are made at once. A restore is work for a core,
+// so more at once only makes the first one late, and on few cores all of them too
+// late: two for each, to fill the waits. Beyond 16 cores the server is what they wait for.
+var forkWidth = min(32, 2*runtime.NumCPU())
 
-// childTimeout bounds one child. Those that stand already run beside it, and
-// have what their source was doing to do.
-func childTimeout(n int) time.Duration { return createTimeout + time.Duration(n)*time.Second }
+// ForkRequest asks for copies of a running sandbox, or of a snapshot.
+type ForkRequest struct {
+	Sandbox  string // its id, or
+	Snapshot string // name or id of one
+	Count    int
+	MinReady int               // fewer than these are none; 0 = Count
+	Labels   map[string]string // over the source's
+	Env      map[string]string // over the source's
+	Timeout  *time.Duration    // nil = the source's
+	Lease    *string           // nil = a running source's
+	Key      string            // makes it idempotent
+
+	// Of a group: what each is made of, instead of a source, and what it is part of.
+	Spec    *sandbox.Spec   `json:",omitempty"`
+	Rollout sandbox.Rollout `json:",omitzero"`
+	gang    *gang
+}
+
+// Forked is what came of a fork.
+type Forked struct {
+	Children []Child       // as many as were asked for, in order
+	Paused   time.Duration // how long a live source stood still
+	Existed  bool          // an earlier request with the same key made them
+}
+
+// Child is one child of a fork, or why there is none.
+type Child struct {
+	Sandbox sandbox.Sandbox
+	Err     error
+}
 
 // Fork makes all the children it can and keeps them if they are enough. A
 // caller that leaves cannot know their ids, so they are taken back, unless it has
 // a key to ask for them again by (see forkOnce).
-func (s sandboxService) Fork(ctx context.Context, r *connect.Request[covev1.ForkRequest]) (*connect.Response[covev1.ForkResponse], error) {
-	if s.calls.isDraining() {
-		return nil, stopping()
-	}
-	m := r.Msg
-	if err := sandbox.ValidateIdempotencyKey("idempotency_key", m.IdempotencyKey); err != nil {
-		return nil, err
-	}
-	var out *covev1.ForkResponse
-	var err error
-	if m.IdempotencyKey != "" {
-		out, err = s.forkOnce(ctx, m)
-	} else {
-		out, err = s.fork(ctx, m, func(int) store.Idempotency { return store.Idempotency{} })
-	}
+func (s *Server) Fork(ctx context.Context, r ForkRequest) (out Forked, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.fork", about("id", r.Sandbox), about("snapshot", r.Snapshot))
 	if err != nil {
-		return nil, err
+		return out, err
 	}
-	return connect.NewResponse(out), nil
+	defer call.end(&err)
+	if r.Snapshot != "" {
+		err = call.needs(reads("snapshot", "snapshots"))
+	}
+	if err := firstError(err, sandbox.ValidateIdempotencyKey("idempotency_key", r.Key), s.checkFork(r)); err != nil {
+		return out, err
+	}
+	if r.Key != "" {
+		return s.forkOnce(ctx, r)
+	}
+	return s.fork(ctx, r, func(int) store.Idempotency { return store.Idempotency{} })
 }
 
 // fork makes the children of one request.
-func (s *Server) fork(ctx context.Context, m *covev1.ForkRequest, keys func(i int) store.Idempotency) (*covev1.ForkResponse, error) {
-	timeout, err := s.checkFork(m)
-	if err != nil {
-		return nil, err
+func (s *Server) fork(ctx context.Context, r ForkRequest, keys func(i int) store.Idempotency) (out Forked, err error) {
+	limit := prepareTimeout
+	if r.gang != nil {
+		limit += r.gang.wait
 	}
-	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), prepareTimeout)
+	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	var b birth
-	var paused time.Duration
+	var b plan
 	var release func()
-	if m.Id != "" {
-		b, paused, release, err = s.forkLive(work, m.Id)
-	} else {
-		b, release, err = s.forkSnapshot(work, m.Snapshot)
+	switch {
+	case r.Spec != nil:
+		b, release, err = s.planOf(work, *r.Spec)
+	case r.Sandbox != "":
+		b, out.Paused, release, err = s.forkLive(work, r.Sandbox)
+	default:
+		b, release, err = s.forkSnapshot(work, r.Snapshot)
 	}
 	if err != nil {
-		return nil, err
+		return out, err
 	}
 	defer release()
 
-	b.spec.Network.Record = nil // one tape is one sandbox's
-	b.spec.Labels, b.spec.Env = over(b.spec.Labels, m.Labels), over(b.spec.Env, m.Env)
-	if m.Timeout != nil {
-		b.spec.Timeout, b.spec.NoTimeout = timeout, timeout == 0
+	b.spec.Network.Record = nil // one recording is one sandbox's
+	b.spec.Labels, b.spec.Env = over(b.spec.Labels, r.Labels), over(b.spec.Env, r.Env)
+	if r.Timeout != nil {
+		b.spec.Timeout, b.spec.NoTimeout = *r.Timeout, *r.Timeout == 0
 	}
-	if m.Lease != nil {
-		b.spec.Lease = m.GetLease()
+	if r.Lease != nil {
+		b.spec.Lease = *r.Lease
+	}
+	if r.Rollout != (sandbox.Rollout{}) {
+		if r.Lease == nil && b.spec.Lease == b.spec.Rollout.Run {
+			b.spec.Lease = "" // of the source's run
+		}
+		b.spec.Rollout = r.Rollout
+	}
+	if b.spec, err = s.inRun(work, b.spec, r.Lease != nil && *r.Lease == ""); err != nil {
+		return out, err
 	}
 	b.spec = b.spec.WithEnd(s.cfg.Defaults)
-	b.wanted = ctx
+	b.wanted, b.unclaimed = ctx, r.Key != ""
 	if err := b.spec.Validate(s.cfg.Limits); err != nil {
-		return nil, err
+		return out, err
 	}
-	enough := m.MinReady
-	if enough == 0 {
-		enough = m.Count
-	}
-	if err := s.admitAll(work, b.spec.Resources, int(enough), int(m.Count)); err != nil {
-		return nil, err
+	enough := cmp.Or(r.MinReady, r.Count)
+	if err := s.admitAll(work, b.spec.Resources, enough, r.Count); err != nil {
+		return out, err
 	}
 	b.begun = true
-	children, errs := s.bearAll(work, b, int(m.Count), keys)
-
-	out := &covev1.ForkResponse{Paused: durationpb.New(paused)}
-	ready := int32(0)
-	for i, sb := range children {
-		if errs[i] == nil {
-			ready++
-			out.Results = append(out.Results, &covev1.ForkResult{Sandbox: wire.Sandbox(sb)})
-			continue
+	if r.gang != nil {
+		if out.Children, err = s.makeGang(work, b, r, enough, keys); err != nil {
+			return Forked{}, err
 		}
-		detail, msg := wire.ErrorDetail(errs[i])
-		out.Results = append(out.Results, &covev1.ForkResult{Error: detail, Message: msg})
+	} else {
+		out.Children = s.makeAll(work, b, r.Count, keys, func(int) {})
 	}
-	if ready < enough {
-		s.takeBackAll(children, errs)
-		return nil, tooFew(int(ready), int(enough), errs)
+	if ready := standing(out.Children); ready < enough {
+		err = s.byWhom(ctx, tooFew(ready, enough, out.Children))
+	} else if ctx.Err() != nil {
+		err = ctx.Err()
 	}
-	if ctx.Err() != nil {
-		s.takeBackAll(children, errs)
-		return nil, ctx.Err()
+	if err != nil {
+		s.takeBackAll(out.Children)
+		return Forked{}, err
 	}
 	return out, nil
 }
@@ -119,15 +145,15 @@ const forkCauses = 3
 
 // tooFew is the error of a fork that left nothing. It is the first child's, with
 // what it says of the others: no result can say it for each.
-func tooFew(ready, enough int, errs []error) error {
+func tooFew(ready, enough int, children []Child) error {
 	var first *sandbox.Error
 	var causes []string
 	times := map[string]int{}
-	for _, err := range errs {
-		if err == nil {
+	for _, c := range children {
+		if c.Err == nil {
 			continue
 		}
-		e := wire.Domain(err)
+		e := sandbox.AsError(c.Err)
 		if first == nil {
 			first = e
 		}
@@ -142,7 +168,7 @@ func tooFew(ready, enough int, errs []error) error {
 		}
 	}
 	out := &sandbox.Error{Class: first.Class, Op: first.Op, Field: first.Field, Reason: first.Reason, Hint: first.Hint, RetryAfter: first.RetryAfter,
-		Msg: fmt.Sprintf("%d of %d children stood and at least %d had to; none is left: ", ready, len(errs), enough)}
+		Msg: fmt.Sprintf("%d of %d children stood and at least %d had to; none is left: ", ready, len(children), enough)}
 	for i, cause := range causes[:min(len(causes), forkCauses)] {
 		if i > 0 {
 			out.Msg += "; "
@@ -158,30 +184,27 @@ func tooFew(ready, enough int, errs []error) error {
 	return out
 }
 
-func (s *Server) checkFork(m *covev1.ForkRequest) (timeout time.Duration, err error) {
+func (s *Server) checkFork(r ForkRequest) (err error) {
 	switch {
-	case m.Id == "" && m.Snapshot == "":
+	case r.Sandbox == "" && r.Snapshot == "":
 		err = sandbox.InvalidField("id", "neither id nor snapshot is set; exactly one is accepted")
-	case m.Id != "" && m.Snapshot != "":
+	case r.Sandbox != "" && r.Snapshot != "":
 		err = sandbox.InvalidField("snapshot", "id and snapshot are both set; exactly one is accepted")
-	case m.Id != "":
-		err = validID("id", m.Id)
+	case r.Sandbox != "":
+		err = validID("id", r.Sandbox)
 	default:
-		err = sandbox.ValidateSnapshotRef("snapshot", m.Snapshot)
+		err = sandbox.ValidateSnapshotRef("snapshot", r.Snapshot)
 	}
-	if err != nil {
-		return 0, err
+	err = firstError(err, sandbox.ValidateFork(r.Count, r.MinReady), sandbox.ValidateLabels("labels", r.Labels), sandbox.ValidateEnv("env", r.Env))
+	if err == nil && r.Timeout != nil {
+		err = sandbox.ValidateTimeout("timeout", *r.Timeout, s.cfg.Limits.MaxTimeout)
 	}
-	if timeout, err = wire.DurationFrom("timeout", m.Timeout); err != nil {
-		return 0, err
-	}
-	return timeout, firstError(sandbox.ValidateFork(int(m.Count), int(m.MinReady)), sandbox.ValidateLabels("labels", m.Labels),
-		sandbox.ValidateEnv("env", m.Env), sandbox.ValidateTimeout("timeout", timeout, s.cfg.Limits.MaxTimeout))
+	return err
 }
 
 // forkLive freezes a running sandbox once for all its children. What is frozen
 // is not kept: it is let go when they have it.
-func (s *Server) forkLive(ctx context.Context, id string) (b birth, paused time.Duration, release func(), err error) {
+func (s *Server) forkLive(ctx context.Context, id string) (b plan, paused time.Duration, release func(), err error) {
 	sb, err := s.live(ctx, id)
 	if err != nil {
 		return b, 0, nil, err
@@ -195,23 +218,30 @@ func (s *Server) forkLive(ctx context.Context, id string) (b birth, paused time.
 		drop()
 		return b, 0, nil, err
 	}
-	c, paused, err := s.node.Snapshot(ctx, id, SnapshotRequest{Kind: sandbox.MemorySnapshot, Progress: func(sandbox.Progress) {}})
+	p, err := s.node.PrepareSnapshot(ctx, id, node.SnapshotRequest{Kind: sandbox.MemorySnapshot})
+	if err == nil {
+		err = s.node.CommitSnapshot(ctx, p.Token) // until Release
+	}
 	if err != nil {
 		end()
 		drop()
 		return b, 0, nil, s.explain(ctx, id, err)
 	}
-	from := s.newSnapshot(sb, taking{kind: sandbox.MemorySnapshot}, c)
-	b = birth{spec: sb.Spec, img: img, from: &from, lineage: sb.Lineage.Below(sb.ID)}
+	from := s.newSnapshot(sb, taking{kind: sandbox.MemorySnapshot}, p.Content)
+	b = plan{spec: sb.Spec, img: img, from: &from, lineage: sb.Lineage.Below(sb.ID), fork: sb.ID}
+	if s.runLasts(ctx, sb.Spec.Rollout.Run) != nil {
+		b.spec.Rollout = sandbox.Rollout{} // it was kept; its children are of no run
+	}
+	b.spec.Rollout.Episode = ""
 	b.spec.Snapshot, b.spec.Template = "", "" // it comes from neither; its lineage says from what
-	return b, paused, func() {
-		s.owe("release what "+id+" was forked from", func(ctx context.Context) error { return s.node.Release(ctx, c) })
+	return b, p.Paused, func() {
+		s.untilDone("release what "+id+" was forked from", func(ctx context.Context) error { return s.node.Release(ctx, p.Content) })
 		end() // only now: content of a sandbox on standby, or of an earlier snapshot, is not collected before
 		drop()
 	}, nil
 }
 
-func (s *Server) forkSnapshot(ctx context.Context, ref string) (b birth, release func(), err error) {
+func (s *Server) forkSnapshot(ctx context.Context, ref string) (b plan, release func(), err error) {
 	snap, done, err := s.useSnapshot(ctx, ref)
 	if err != nil {
 		return b, nil, err
@@ -222,35 +252,48 @@ func (s *Server) forkSnapshot(ctx context.Context, ref string) (b birth, release
 		return b, nil, err
 	}
 	spec := snap.Spec
-	spec.Snapshot, spec.Template = snap.ID, ""
+	spec.Snapshot, spec.Template, spec.Rollout = snap.ID, "", sandbox.Rollout{}
 	if snap.Kind != sandbox.MemorySnapshot {
 		spec.Volumes = nil
 	}
-	return birth{spec: spec, img: o.img, from: o.from, lineage: o.lineage}, func() { o.release(); done() }, nil
+	return plan{spec: spec, img: o.img, from: o.from, lineage: o.lineage}, func() { o.release(); done() }, nil
 }
 
-// bearAll makes n sandboxes alike, some at a time. All are tried: how many are
-// enough is the caller's word.
-func (s *Server) bearAll(ctx context.Context, b birth, n int, keys func(i int) store.Idempotency) ([]sandbox.Sandbox, []error) {
-	children, errs, places := make([]sandbox.Sandbox, n), make([]error, n), make([]int, n)
+// makeAll makes n sandboxes alike, some at a time. All are tried: how many are
+// enough is the caller's word. told is called with how many stand, one at a time.
+func (s *Server) makeAll(ctx context.Context, b plan, n int, keys func(i int) store.Idempotency, told func(ready int)) []Child {
+	var mu sync.Mutex // of ready, and of told
+	ready := 0
+	told(ready)
+	children, places := make([]Child, n), make([]int, n)
 	for i := range places {
 		places[i] = i
-		errs[i] = context.DeadlineExceeded // unless it was begun
+		children[i].Err = context.DeadlineExceeded // unless it was begun
 	}
 	_ = inParallel(ctx, forkWidth, places, func(i int) error {
-		one, cancel := context.WithTimeout(ctx, childTimeout(n))
+		one, cancel := context.WithTimeout(ctx, lineTimeout)
 		defer cancel()
-		children[i], _, errs[i] = s.bear(one, b, keys(i))
+		b := b
+		if b.numbered && b.spec.Rollout.Episode == "" {
+			b.spec.Rollout.Episode = strconv.Itoa(i + 1)
+		}
+		children[i].Sandbox, _, children[i].Err = s.makeSandbox(one, b, keys(i))
+		if children[i].Err == nil {
+			mu.Lock()
+			defer mu.Unlock()
+			ready++
+			told(ready)
+		}
 		return nil
 	})
-	return children, errs
+	return children
 }
 
-func (s *Server) takeBackAll(children []sandbox.Sandbox, errs []error) {
+func (s *Server) takeBackAll(children []Child) {
 	var made []string
-	for i, sb := range children {
-		if errs[i] == nil {
-			made = append(made, sb.ID)
+	for _, c := range children {
+		if c.Err == nil {
+			made = append(made, c.Sandbox.ID)
 		}
 	}
 	_ = inParallel(context.Background(), killWidth, made, func(id string) error { s.takeBack(id); return nil })

@@ -5,17 +5,16 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/internal/notify"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
 
 // forkGrace is how long children wait for a caller that left to ask for them
@@ -26,97 +25,237 @@ const forkGrace = time.Minute
 // earlier process answered is found in the store: each child has a key of its
 // own there, which follows from the fork's.
 type forks struct {
-	mu    sync.Mutex
-	byKey map[string]*forking
+	mu struct {
+		sync.Mutex
+		byKey map[string]*forking
+	}
 }
 
 // forking is one fork; out and err are set before done is closed.
 type forking struct {
 	hash string
 	done chan struct{}
-	out  *covev1.ForkResponse
+	out  Forked
 	err  error
 
-	claimed bool // somebody was there for the answer; guarded by forks.mu
+	// Of a group.
+	progress notify.Latest[GroupProgress]
+	wanted   context.Context // ends when nobody has waited for a while
+	drop     context.CancelFunc
+
+	mu struct {
+		sync.Mutex
+		claimed bool // somebody was there for the answer
+		callers int
+	}
+}
+
+// joined counts a caller until its context ends. A group that nobody waits for
+// goes after grace, in which who lost the connection comes back.
+func (f *forking) joined(ctx context.Context, grace time.Duration) {
+	f.mu.Lock()
+	f.mu.callers++
+	f.mu.Unlock()
+	context.AfterFunc(ctx, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.mu.callers--; f.mu.callers == 0 {
+			time.AfterFunc(grace, func() {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				if f.mu.callers == 0 {
+					f.drop()
+				}
+			})
+		}
+	})
+}
+
+// wait is for the answer, and tells of the progress meanwhile.
+func (f *forking) wait(ctx context.Context, tell func(GroupProgress)) error {
+	var last GroupProgress
+	for {
+		p, changed := f.progress.Get()
+		if p != last {
+			last = p
+			tell(p)
+		}
+		select {
+		case <-f.done:
+			return nil
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // forkOnce answers every request with the same key with the same children.
-func (s *Server) forkOnce(ctx context.Context, m *covev1.ForkRequest) (*covev1.ForkResponse, error) {
-	hash := forkHash(m)
-	slot := store.ScopeOf(ctx).Tenant() + " " + m.IdempotencyKey
+func (s *Server) forkOnce(ctx context.Context, r ForkRequest) (Forked, error) {
+	hash := forkHash(r)
+	slot := keySlot(ctx, r.Key)
 	s.forks.mu.Lock()
-	f := s.forks.byKey[slot]
+	f := s.forks.mu.byKey[slot]
 	lead := f == nil
 	if lead {
 		f = &forking{hash: hash, done: make(chan struct{})}
-		if s.forks.byKey == nil {
-			s.forks.byKey = map[string]*forking{}
+		f.wanted, f.drop = context.WithCancel(context.WithoutCancel(ctx))
+		if s.forks.mu.byKey == nil {
+			s.forks.mu.byKey = map[string]*forking{}
 		}
-		s.forks.byKey[slot] = f
+		s.forks.mu.byKey[slot] = f
 	}
 	s.forks.mu.Unlock()
 	if f.hash != hash {
-		return nil, forkKeyTaken(m.IdempotencyKey)
+		return Forked{}, forkKeyTaken(r.Key)
+	}
+	tell, grace := func(GroupProgress) {}, s.cfg.ForkGrace
+	if r.gang != nil {
+		grace = s.cfg.GroupGrace
+		f.joined(ctx, s.cfg.GroupGrace)
+		tell = r.gang.tell
+		r.gang = &gang{wait: r.gang.wait, tell: f.progress.Set}
 	}
 	if lead {
-		f.out, f.err = s.forkKnown(ctx, m, hash)
-		close(f.done)
+		go func() {
+			defer close(f.done)
+			s.leadFork(f, r)
+			s.answered(f, slot, grace)
+		}()
+		_ = f.wait(context.WithoutCancel(ctx), tell) // a server that stops waits for its calls
 	}
-	select {
-	case <-f.done:
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if err := f.wait(ctx, tell); err != nil {
+		return Forked{}, err
 	}
-	s.forks.mu.Lock()
-	f.claimed = f.claimed || ctx.Err() == nil
-	s.forks.mu.Unlock()
-	if lead {
-		forget := func() {
-			s.forks.mu.Lock()
-			defer s.forks.mu.Unlock()
-			delete(s.forks.byKey, slot)
-			if f.err == nil && !f.claimed {
-				for _, r := range f.out.Results {
-					if r.Sandbox != nil {
-						s.takeBack(r.Sandbox.Id)
-					}
-				}
-			}
-		}
-		if f.err != nil {
-			forget() // the same key may be tried again
-		} else {
-			time.AfterFunc(s.cfg.ForkGrace, forget)
-		}
+	if err := ctx.Err(); err != nil {
+		return Forked{}, err
 	}
 	if f.err != nil {
-		return nil, f.err
+		return Forked{}, f.err
 	}
-	out := proto.CloneOf(f.out)
+	if err := s.claim(ctx, f); err != nil {
+		return Forked{}, err
+	}
+	out := f.out
 	out.Existed = out.Existed || !lead
 	return out, nil
 }
 
+// leadFork makes the children of a fork for all who ask with its key. Whatever
+// becomes of it, a panic too, those who wait are told and the key does not stay.
+func (s *Server) leadFork(f *forking, r ForkRequest) {
+	f.err = &sandbox.Error{Class: sandbox.Internal, Msg: "the fork broke off; the server's log has the reason", Hint: "the same key may be tried again"}
+	defer func() {
+		if p := recover(); p != nil {
+			s.log.Error("a fork panicked", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	f.out, f.err = s.forkKnown(f.wanted, r, f.hash)
+}
+
+// answered forgets a fork when its time is over, with its children if nobody was
+// there for them.
+func (s *Server) answered(f *forking, slot string, grace time.Duration) {
+	forget := func() {
+		f.drop()
+		s.forks.mu.Lock()
+		delete(s.forks.mu.byKey, slot)
+		s.forks.mu.Unlock()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.err == nil && !f.mu.claimed {
+			for _, id := range f.children() {
+				s.takeBack(id)
+			}
+		}
+	}
+	if f.err != nil {
+		forget() // the same key may be tried again
+	} else {
+		time.AfterFunc(grace, forget)
+	}
+}
+
+func (f *forking) children() (ids []string) {
+	for _, c := range f.out.Children {
+		if c.Err == nil {
+			ids = append(ids, c.Sandbox.ID)
+		}
+	}
+	return ids
+}
+
+// claim puts on record that the children are somebody's, before their ids are told:
+// a server that dies in between has children that nobody learned of, and ends them
+// after its next start (endUnclaimed).
+func (s *Server) claim(ctx context.Context, f *forking) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.mu.claimed {
+		return nil
+	}
+	err := inParallel(ctx, reconcileWidth, f.children(), func(id string) error {
+		_, err := s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
+			if sb.Unclaimed && sb.State == sandbox.Ending {
+				return errTakenBack
+			}
+			sb.Unclaimed = false
+			return nil
+		})
+		if errors.Is(err, sandbox.ErrEnded) {
+			return nil // and its end is there to be read
+		}
+		return err
+	})
+	f.mu.claimed = err == nil
+	return err
+}
+
+var errTakenBack = &sandbox.Error{Class: sandbox.Unavailable, Msg: "nobody asked for the children of this fork, and they are being removed", Hint: "ask again for new ones"}
+
+// endUnclaimed takes a child of an earlier process's fork back that nobody asks
+// for within the grace that its own server would have given it.
+func (s *Server) endUnclaimed(id string) {
+	time.AfterFunc(s.cfg.ForkGrace, func() {
+		ctx := asServer(context.Background())
+		_, err := s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
+			if !sb.Unclaimed {
+				return errClaimed
+			}
+			sb.State = sandbox.Ending // from here on it cannot be claimed
+			return nil
+		})
+		switch {
+		case err == nil:
+			s.takeBack(id)
+		case !errors.Is(err, errClaimed) && !errors.Is(err, sandbox.ErrEnded) && !errors.Is(err, sandbox.ErrNotFound):
+			s.log.Warn("a child of a fork that nobody knows of could not be removed", "sandbox", id, "err", err)
+		}
+	})
+}
+
+var errClaimed = errors.New("somebody has it")
+
 // forkKnown looks for the children of an earlier process's fork. Where only some
 // are there it died amid it: they are of a state that nobody was told of, and
 // go.
-func (s *Server) forkKnown(ctx context.Context, m *covev1.ForkRequest, hash string) (*covev1.ForkResponse, error) {
-	out := &covev1.ForkResponse{Existed: true}
+func (s *Server) forkKnown(ctx context.Context, r ForkRequest, hash string) (Forked, error) {
+	out := Forked{Existed: true}
 	var found []string
 	whole := true
-	for i := range int(m.Count) {
-		sb, err := s.store.SandboxByKey(ctx, childKey(m.IdempotencyKey, hash, i))
+	for i := range r.Count {
+		sb, err := s.store.SandboxByKey(ctx, childKey(r.Key, hash, i))
 		switch {
 		case err == nil:
 			found = append(found, sb.ID)
 			whole = whole && sb.End == nil
-			out.Results = append(out.Results, &covev1.ForkResult{Sandbox: wire.Sandbox(s.asItIs(sb))})
+			out.Children = append(out.Children, Child{Sandbox: s.asItIs(ctx, sb)})
 		case errors.Is(err, sandbox.ErrNotFound):
 			whole = false
 		case errors.Is(err, sandbox.ErrAlreadyExists):
-			return nil, forkKeyTaken(m.IdempotencyKey)
+			return Forked{}, forkKeyTaken(r.Key)
 		default:
-			return nil, err
+			return Forked{}, err
 		}
 	}
 	if whole {
@@ -124,14 +263,14 @@ func (s *Server) forkKnown(ctx context.Context, m *covev1.ForkRequest, hash stri
 	}
 	for _, id := range found {
 		if err := s.killOnNode(ctx, id, "one of a fork that was cut off"); err != nil {
-			return nil, err
+			return Forked{}, err
 		}
 		if err := s.store.ForgetSandbox(ctx, id); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
-			return nil, err
+			return Forked{}, err
 		}
 	}
 	// It goes on when the caller leaves: who has a key asks again.
-	return s.fork(context.WithoutCancel(ctx), m, func(i int) store.Idempotency { return childKey(m.IdempotencyKey, hash, i) })
+	return s.fork(ctx, r, func(i int) store.Idempotency { return childKey(r.Key, hash, i) })
 }
 
 func forkKeyTaken(key string) error {
@@ -146,10 +285,15 @@ func childKey(key, hash string, i int) store.Idempotency {
 	return store.Idempotency{Key: fmt.Sprintf("fork:%s:%d", hex.EncodeToString(sum[:16]), i), Hash: hash}
 }
 
-func forkHash(m *covev1.ForkRequest) string {
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+func forkHash(r ForkRequest) string {
+	if r.Spec != nil {
+		spec := *r.Spec
+		spec.Lease = "" // who asks is no part of what is asked for
+		r.Spec = &spec
+	}
+	b, err := json.Marshal(r)
 	if err != nil {
-		panic(err) // a message that came over the wire
+		panic(err) // strings and numbers only
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])

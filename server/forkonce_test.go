@@ -8,7 +8,9 @@ import (
 	"connectrpc.com/connect"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
 func idsOf(r *covev1.ForkResponse) (ids []string) {
@@ -41,13 +43,13 @@ func TestForkOnce(t *testing.T) {
 		}
 	}
 	again("in the same process")
-	w.server.forks.byKey = nil // as after a restart
+	w.server.forks.mu.byKey = nil // as after a restart
 	again("by the record")
 	_, err = w.fork(&covev1.ForkRequest{Id: a.Id, Count: 2, IdempotencyKey: "k"})
 	wantError(t, err, sandbox.ErrAlreadyExists, "was used for another fork")
 
 	// A server died amid the fork: one child is not there.
-	w.server.forks.byKey = nil
+	w.server.forks.mu.byKey = nil
 	ctx := asServer(t.Context())
 	if err := w.server.killOnNode(ctx, idsOf(first)[1], "test"); err != nil {
 		t.Fatal(err)
@@ -67,19 +69,63 @@ func TestForkWhoseCallerLeaves(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.ForkGrace = time.Millisecond })
 	a := w.create(nil)
 	ctx, leave := context.WithCancel(w.Context())
+	left := make(chan struct{})
+	w.onCall = func(ctx context.Context) { afterAll(ctx, func() { close(left) }) }
 	w.node.onCreateFrom = func(sandbox.Sandbox) error {
 		leave()
-		time.Sleep(100 * time.Millisecond) // until the server has heard of it, which it tells nobody
+		<-left // the server has heard of it
 		return nil
 	}
 	if _, err := w.client.Sandboxes.Fork(ctx, connect.NewRequest(&covev1.ForkRequest{Id: a.Id, Count: 2, IdempotencyKey: "k"})); err == nil {
 		t.Fatal("it heard the answer")
 	}
-	for end := time.Now().Add(20 * time.Second); w.node.liveCount() != 1; {
+	w.until("those that nobody knows of are gone", func() bool { return w.node.liveCount() == 1 })
+}
+
+// until asks for 20 s whether something has come about.
+func (w *world) until(what string, ok func() bool) {
+	w.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d are live, of which nobody knows", w.node.liveCount())
+			w.Fatalf("not so: %s", what)
 		}
-		time.Sleep(time.Millisecond)
+	}
+}
+
+// A server that dies between the fork and its answer leaves children that nobody
+// learned of. The next one ends them, unless they are asked for.
+func TestForkWhoseServerDies(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.ForkGrace = 3 * time.Second }) // for asking again, however slow the machine
+	a := w.create(nil)
+	for _, k := range []string{"asked for", "forgotten"} {
+		r := ForkRequest{Sandbox: a.Id, Count: 2, Key: k}
+		key := func(i int) store.Idempotency { return childKey(k, forkHash(r), i) }
+		if _, err := w.server.fork(w.own(), r, key); err != nil { // all of it but the answer
+			t.Fatal(err)
+		}
+	}
+	if err := w.server.Reconcile(t.Context()); err != nil { // as the next server does
+		t.Fatal(err)
+	}
+	if n := w.node.liveCount(); n != 5 {
+		t.Fatalf("%d live after the start", n)
+	}
+	again, err := w.fork(&covev1.ForkRequest{Id: a.Id, Count: 2, IdempotencyKey: "asked for"})
+	if err != nil || !again.Existed || len(again.Results) != 2 {
+		t.Fatal(again, err)
+	}
+	for _, id := range idsOf(again) {
+		sb, err := w.store.GetSandbox(w.own(), id)
+		if err != nil || sb.Unclaimed {
+			t.Fatalf("%+v, %v", sb, err)
+		}
+	}
+	w.until("those that nobody asks for are gone", func() bool { return w.node.liveCount() == 3 })
+	w.until("and forgotten", func() bool { return len(w.records()) == 3 })
+	for _, id := range idsOf(again) {
+		if sb := w.get(id); sb.State != covev1.SandboxState_SANDBOX_STATE_RUNNING {
+			t.Errorf("one that was asked for is %s", sb.State)
+		}
 	}
 }
 
@@ -95,5 +141,19 @@ func TestSnapshotOnce(t *testing.T) {
 	b := w.create(nil)
 	if other := w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: b.Id, IdempotencyKey: "l"}); other.Id == first.Id {
 		t.Error("another key gives the same snapshot")
+	}
+}
+
+// A defect in the middle of a fork is told, and leaves its key free.
+func TestForkThatPanics(t *testing.T) {
+	w := newWorld(t)
+	a := w.create(nil)
+	w.node.onSnapshot = func(context.Context, node.SnapshotRequest) error { panic("a defect of this test") }
+	m := &covev1.ForkRequest{Id: a.Id, Count: 2, IdempotencyKey: "k"}
+	_, err := w.fork(m)
+	wantError(t, err, &sandbox.Error{Class: sandbox.Internal})
+	w.node.onSnapshot = nil
+	if r, err := w.fork(m); err != nil || r.Existed || len(r.Results) != 2 {
+		t.Errorf("again: %v, %v", r, err)
 	}
 }

@@ -1,11 +1,14 @@
 package server
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"slices"
 	"sync"
 
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 )
@@ -19,17 +22,21 @@ import (
 // and then asks the store again. A lock around both would have made every
 // create wait for a prune.
 type imageBook struct {
-	store   store.Images
-	library ImageLibrary
+	store store.Images
+	node  node.Node                                // whose the content is
+	bound func(ctx context.Context) (int64, error) // bytes of images that the tenant in scope may name
 
-	mu       sync.Mutex
-	cache    map[imageRef]sandbox.Image // by name as asked for, and who asked; only what exists
-	gen      uint64                     // counts invalidations: a look-up that began before one is not kept
-	using    map[string]int             // by image id
-	deleting map[string]chan struct{}   // by image id; closed when decided
-	pulls    map[pullKey]*sharedPull
-	loose    map[string]bool // by image id: goes when nobody uses it
-	onFree   func()          // nobody holds a loose image any more, and perhaps nobody uses it
+	onFree func() // nobody holds a loose image any more, and perhaps nobody uses it
+
+	mu struct {
+		sync.Mutex
+		cache    map[imageRef]sandbox.Image // by name as asked for, and who asked; only what exists
+		gen      uint64                     // counts invalidations: a look-up that began before one is not kept
+		using    map[string]int             // by image id
+		deleting map[string]chan struct{}   // by image id; closed when decided
+		pulls    map[pullKey]*sharedPull
+		loose    map[string]bool // by image id: goes when nobody uses it
+	}
 }
 
 // imageRef is a name as one scope knows it.
@@ -50,13 +57,13 @@ type sharedPull struct {
 	waiters int // guarded by imageBook.mu
 }
 
-func (b *imageBook) init(st store.Images, lib ImageLibrary, onFree func()) {
-	b.store, b.library, b.onFree = st, lib, onFree
-	b.loose = map[string]bool{}
-	b.cache = map[imageRef]sandbox.Image{}
-	b.using = map[string]int{}
-	b.deleting = map[string]chan struct{}{}
-	b.pulls = map[pullKey]*sharedPull{}
+func (b *imageBook) init(st store.Images, n node.Node, bound func(context.Context) (int64, error), onFree func()) {
+	b.store, b.node, b.bound, b.onFree = st, n, bound, onFree
+	b.mu.loose = map[string]bool{}
+	b.mu.cache = map[imageRef]sandbox.Image{}
+	b.mu.using = map[string]int{}
+	b.mu.deleting = map[string]chan struct{}{}
+	b.mu.pulls = map[pullKey]*sharedPull{}
 }
 
 func (b *imageBook) invalidate() {
@@ -66,8 +73,8 @@ func (b *imageBook) invalidate() {
 }
 
 func (b *imageBook) invalidateLocked() {
-	b.gen++
-	clear(b.cache)
+	b.mu.gen++
+	clear(b.mu.cache)
 }
 
 // find asks the store, and on a miss says what was probably meant.
@@ -91,19 +98,27 @@ func (b *imageBook) find(ctx context.Context, name string) (sandbox.Image, error
 	return sandbox.Image{}, e
 }
 
-// acquire resolves a name and holds the image until release.
+// acquire resolves a name, for the server itself an id, and holds the image until
+// release.
 func (b *imageBook) acquire(ctx context.Context, name string) (img sandbox.Image, release func(), err error) {
 	ref := imageRef{store.ScopeOf(ctx), name}
 	for {
 		b.mu.Lock()
-		img, known := b.cache[ref]
-		gen := b.gen
+		img, known := b.mu.cache[ref]
+		gen := b.mu.gen
 		b.mu.Unlock()
 		if !known {
 			if img, err = b.find(ctx, name); err != nil {
 				return img, nil, err
 			}
-			if !b.library.Have(img.ID) {
+			if ref.scope.All() && img.ID != name { // the server means ids, whatever somebody called an image of theirs
+				return img, nil, &sandbox.Error{Class: sandbox.ImageNotFound, Msg: "no image " + name}
+			}
+			here, err := b.has(ctx, img.ID)
+			if err != nil {
+				return img, nil, err
+			}
+			if !here {
 				return img, nil, &sandbox.Error{Class: sandbox.ImageNotFound, Msg: "the content of image '" + name + "' is not on this node",
 					Hint: `fetch it again with "cove image pull ` + name + `"`}
 			}
@@ -125,17 +140,17 @@ func (b *imageBook) acquire(ctx context.Context, name string) (img sandbox.Image
 func (b *imageBook) hold(ref imageRef, img sandbox.Image, gen uint64) (wait <-chan struct{}, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if ch := b.deleting[img.ID]; ch != nil {
+	if ch := b.mu.deleting[img.ID]; ch != nil {
 		return ch, false
 	}
-	if b.gen != gen {
+	if b.mu.gen != gen {
 		return closed, false
 	}
 	// An id is in a tenant's sight only while it uses it, so that is asked anew.
 	if ref.scope.All() || ref.name != img.ID {
-		b.cache[ref] = img
+		b.mu.cache[ref] = img
 	}
-	b.using[img.ID]++
+	b.mu.using[img.ID]++
 	return nil, true
 }
 
@@ -144,8 +159,8 @@ var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c
 
 func (b *imageBook) drop(id string) {
 	b.mu.Lock()
-	if b.using[id]--; b.using[id] == 0 {
-		delete(b.using, id)
+	if b.mu.using[id]--; b.mu.using[id] == 0 {
+		delete(b.mu.using, id)
 	}
 	b.mu.Unlock()
 	b.free(id)
@@ -154,7 +169,7 @@ func (b *imageBook) drop(id string) {
 // free has an image looked at that somebody used.
 func (b *imageBook) free(id string) {
 	b.mu.Lock()
-	free := b.loose[id] && b.using[id] == 0
+	free := b.mu.loose[id] && b.mu.using[id] == 0
 	b.mu.Unlock()
 	if free {
 		b.onFree()
@@ -167,9 +182,9 @@ func (b *imageBook) setLoose(loose map[string]bool) {
 	defer b.mu.Unlock()
 	for id, is := range loose {
 		if is {
-			b.loose[id] = true
+			b.mu.loose[id] = true
 		} else {
-			delete(b.loose, id)
+			delete(b.mu.loose, id)
 		}
 	}
 }
@@ -177,7 +192,7 @@ func (b *imageBook) setLoose(loose map[string]bool) {
 func (b *imageBook) anyLoose() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.loose) > 0
+	return len(b.mu.loose) > 0
 }
 
 // errContentGone says that content was pruned before it got its name.
@@ -187,9 +202,9 @@ var errContentGone = &sandbox.Error{Class: sandbox.Conflict, Msg: "the image was
 func (b *imageBook) reserve(ctx context.Context, id string) error {
 	for {
 		b.mu.Lock()
-		wait := b.deleting[id]
+		wait := b.mu.deleting[id]
 		if wait == nil {
-			b.using[id]++
+			b.mu.using[id]++
 		}
 		b.mu.Unlock()
 		if wait == nil {
@@ -203,16 +218,17 @@ func (b *imageBook) reserve(ctx context.Context, id string) error {
 	}
 }
 
-// publish gives content a name, unless it was pruned meanwhile.
-func (b *imageBook) publish(ctx context.Context, img sandbox.Image, name string) (sandbox.Image, error) {
+// publishWithin gives content a name, unless it was pruned meanwhile or its
+// tenant would name more than most bytes.
+func (b *imageBook) publishWithin(ctx context.Context, img sandbox.Image, name string, most int64) (sandbox.Image, error) {
 	if err := b.reserve(ctx, img.ID); err != nil {
 		return sandbox.Image{}, err
 	}
 	defer b.drop(img.ID)
-	if !b.library.Have(img.ID) {
-		return sandbox.Image{}, errContentGone
+	if here, err := b.has(ctx, img.ID); err != nil || !here {
+		return sandbox.Image{}, cmp.Or[error](err, errContentGone)
 	}
-	err := b.store.PutImage(ctx, img, name)
+	err := b.store.PutImageWithin(ctx, img, name, most)
 	b.invalidate()
 	if err != nil {
 		return sandbox.Image{}, err
@@ -231,16 +247,16 @@ func (b *imageBook) publish(ctx context.Context, img sandbox.Image, name string)
 // it was prepared of do not count.
 func (b *imageBook) collect(ctx context.Context, id string, prepared bool) (gone bool, err error) {
 	b.mu.Lock()
-	if b.using[id] > 0 || b.deleting[id] != nil {
+	if b.mu.using[id] > 0 || b.mu.deleting[id] != nil {
 		b.mu.Unlock()
 		return false, nil
 	}
 	decided := make(chan struct{})
-	b.deleting[id] = decided
+	b.mu.deleting[id] = decided
 	b.mu.Unlock()
 	defer func() {
 		b.mu.Lock()
-		delete(b.deleting, id)
+		delete(b.mu.deleting, id)
 		b.invalidateLocked()
 		b.mu.Unlock()
 		close(decided)
@@ -260,13 +276,22 @@ func (b *imageBook) collect(ctx context.Context, id string, prepared bool) (gone
 	}
 	// Without a record nobody can ask for it; a crash here leaves content for
 	// the next start or prune. The caller leaving does not stop half-way.
-	if err := b.library.Delete(context.WithoutCancel(ctx), id); err != nil && !errors.Is(err, sandbox.ErrImageNotFound) && !errors.Is(err, sandbox.ErrNotFound) {
+	if err := b.node.Images().Delete(context.WithoutCancel(ctx), id); err != nil && !errors.Is(err, sandbox.ErrImageNotFound) && !errors.Is(err, sandbox.ErrNotFound) {
 		return false, err
 	}
 	b.mu.Lock()
-	delete(b.loose, id)
+	delete(b.mu.loose, id)
 	b.mu.Unlock()
 	return true, nil
+}
+
+// has says whether content is on the node.
+func (b *imageBook) has(ctx context.Context, id string) (bool, error) {
+	_, err := b.node.Images().Get(ctx, id)
+	if errors.Is(err, sandbox.ErrImageNotFound) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // join follows the pull of a reference, beginning it if there is none. The
@@ -275,16 +300,18 @@ func (b *imageBook) join(who sandbox.RegistryAccess, ref, platform string) (p *p
 	key := pullKey{who, ref, platform}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	sp := b.pulls[key]
+	sp := b.mu.pulls[key]
 	if sp == nil {
 		ctx, cancel := context.WithCancel(context.Background())
-		sp = &sharedPull{pull: pull{cancel: cancel, done: make(chan struct{}), changed: make(chan struct{})}}
-		b.pulls[key] = sp
+		sp = &sharedPull{pull: pull{cancel: cancel, done: make(chan struct{})}}
+		b.mu.pulls[key] = sp
 		go func() {
-			sp.img, sp.err = b.library.PullAs(ctx, who, ref, platform, sp.report)
+			op := "pull-" + rand.Text()
+			go follow(ctx, b.node, op, sp.progress.Set)
+			sp.img, sp.err = b.node.Images().Pull(ctx, who, ref, platform, op)
 			b.mu.Lock()
-			if b.pulls[key] == sp {
-				delete(b.pulls, key)
+			if b.mu.pulls[key] == sp {
+				delete(b.mu.pulls, key)
 			}
 			b.mu.Unlock()
 			close(sp.done)
@@ -295,8 +322,8 @@ func (b *imageBook) join(who sandbox.RegistryAccess, ref, platform string) (p *p
 		b.mu.Lock()
 		sp.waiters--
 		last := sp.waiters == 0
-		if last && b.pulls[key] == sp {
-			delete(b.pulls, key)
+		if last && b.mu.pulls[key] == sp {
+			delete(b.mu.pulls, key)
 		}
 		b.mu.Unlock()
 		if last {

@@ -12,6 +12,7 @@ import (
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
 func (w *world) pull(ctx context.Context, ref, name string) (img *covev1.Image, steps []string, err error) {
@@ -94,8 +95,8 @@ func TestConcurrentPullsAreOne(t *testing.T) {
 	following.Wait() // progress is the latest only: each has its own before it goes on
 	close(w.node.lib.gate)
 	wg.Wait()
-	if w.node.lib.pulls != 1 {
-		t.Errorf("%d pulls", w.node.lib.pulls)
+	if w.node.lib.pulls() != 1 {
+		t.Errorf("%d pulls", w.node.lib.pulls())
 	}
 	img, err := w.store.GetImage(w.all(), "sha256:big")
 	if err != nil || len(img.Names) != n {
@@ -108,7 +109,7 @@ func followers(w *world, n int) {
 	for {
 		w.server.images.mu.Lock()
 		got := 0
-		for _, p := range w.server.images.pulls {
+		for _, p := range w.server.images.mu.pulls {
 			got += p.waiters
 		}
 		w.server.images.mu.Unlock()
@@ -165,8 +166,8 @@ func TestImport(t *testing.T) {
 		_, err = small.client.ImportImage(t.Context(), "x", strings.NewReader("01234567890"), size)
 		wantError(t, err, sandbox.ErrTooLarge)
 	}
-	if len(small.node.lib.content) != 1 {
-		t.Errorf("left %v", small.node.lib.content)
+	if len(small.node.lib.ids(false)) != 1 {
+		t.Errorf("left %v", small.node.lib.ids(false))
 	}
 }
 
@@ -284,4 +285,27 @@ func TestPruneWaitsForACreateUnderWay(t *testing.T) {
 	if got := w.prune(false); len(got.Ids) != 0 {
 		t.Errorf("pruned %v under a sandbox", got.Ids)
 	}
+}
+
+// What the server looks for by its id is that or nothing: a tenant of the
+// installation cannot call an image so and have others run it.
+func TestIDsAreNoNamesToTheServer(t *testing.T) {
+	w := newWorld(t)
+	id := "sha256:" + strings.Repeat("0", 64)
+	if _, _, err := w.pull(t.Context(), "reg/python", id); err != nil {
+		t.Fatal(err)
+	}
+	if img, release, err := w.server.images.acquire(asServer(t.Context()), id); !errors.Is(err, sandbox.ErrImageNotFound) {
+		release()
+		t.Errorf("%s for %s, %v", img.ID, id, err)
+	}
+	img, release, err := w.server.images.acquire(store.In(t.Context(), sandbox.DefaultTenant), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	if _, release, err = w.server.images.acquire(asServer(t.Context()), img.ID); err != nil {
+		t.Fatal(err)
+	}
+	release()
 }

@@ -6,15 +6,9 @@ import (
 	"errors"
 	"time"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
-
-type keyService struct{ *Server }
 
 // defaultGrace is how long the secret before a rotation is good; longestGrace
 // is the most it may be.
@@ -23,44 +17,56 @@ const (
 	longestGrace = store.LongestGrace
 )
 
-// Create makes a key of the caller's tenant, or of any for an installation's
-// admin. Nobody makes a key that may more than their own.
-func (s keyService) Create(ctx context.Context, r *connect.Request[covev1.CreateKeyRequest]) (*connect.Response[covev1.CreateKeyResponse], error) {
-	m, me := r.Msg, callerOf(ctx).key
-	k := store.Key{Name: m.Name, Role: cmp.Or(sandbox.Role(m.Role), me.Role), Scopes: m.Scopes, Tenant: me.Tenant}
-	expires, err := wire.DurationFrom("expires", m.Expires)
-	err = firstError(err, sandbox.ValidateName("name", m.Name), sandbox.ValidateRole("role", k.Role), sandbox.ValidateScopes("scopes", k.Scopes),
-		sandbox.ValidateTimeout("expires", expires, s.cfg.Limits.MaxTimeout))
+// KeyRequest asks for a key.
+type KeyRequest struct {
+	Name    string
+	Tenant  string        // "" = the caller's
+	Role    sandbox.Role  // "" = the caller's, or an admin's of another tenant
+	Scopes  []string      // none = the caller's
+	Expires time.Duration // from now; 0 = never
+}
+
+// CreateKey makes a key of the caller's tenant, or of any for an installation's
+// admin, and gives its secret this once. Nobody makes a key that may more than
+// their own.
+func (s *Server) CreateKey(ctx context.Context, r KeyRequest) (k store.Key, secret string, err error) {
+	ctx, call, err := s.begin(ctx, "key.create", about("name", r.Name), about("tenant", r.Tenant), about("role", string(r.Role)))
 	if err != nil {
-		return nil, err
+		return k, "", err
 	}
-	if m.Tenant != "" {
-		tn, err := s.findTenant(ctx, "tenant", m.Tenant)
+	defer call.end(&err)
+	me := callerOf(ctx).key
+	k = store.Key{Name: r.Name, Role: cmp.Or(r.Role, me.Role), Scopes: r.Scopes, Tenant: me.Tenant}
+	err = firstError(sandbox.ValidateName("name", r.Name), sandbox.ValidateRole("role", k.Role), sandbox.ValidateScopes("scopes", k.Scopes),
+		sandbox.ValidateTimeout("expires", r.Expires, s.cfg.Limits.MaxTimeout))
+	if err != nil {
+		return k, "", err
+	}
+	if r.Tenant != "" {
+		tn, err := s.findTenant(ctx, "tenant", r.Tenant)
 		if err != nil {
-			return nil, err
+			return k, "", err
 		}
 		k.Tenant = tn.ID
-		if m.Role == "" && tn.ID != me.Tenant {
+		if r.Role == "" && tn.ID != me.Tenant {
 			k.Role = sandbox.AdminRole // the first key of a tenant is mostly its admin's
 		}
 	}
 	if len(k.Scopes) == 0 {
 		k.Scopes = me.Scopes
 	}
-	if expires > 0 {
-		k.ExpiresAt = s.cfg.Clock().UTC().Add(expires)
+	if r.Expires > 0 {
+		k.ExpiresAt = s.cfg.Clock().UTC().Add(r.Expires)
 	}
 	if err := mayHandOut(me, k); err != nil {
-		return nil, err
+		return k, "", err
 	}
 	if k.Role == sandbox.RootRole && k.Tenant != sandbox.DefaultTenant {
-		return nil, sandbox.InvalidField("role", "an installation's admin is of the default tenant")
+		return k, "", sandbox.InvalidField("role", "an installation's admin is of the default tenant")
 	}
-	k, secret, err := s.createKey(store.In(ctx, k.Tenant), k)
-	if err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(&covev1.CreateKeyResponse{Key: protoKey(k), Secret: secret}), nil
+	k, secret, err = s.createKey(store.In(ctx, k.Tenant), k)
+	call.concerns("key", k.ID)
+	return k, secret, err
 }
 
 // mayHandOut is nil if whoever holds me may make k, and so may be given its
@@ -89,7 +95,7 @@ func mayHandOut(me, k store.Key) error {
 // managedKey is a key the caller names to rotate or revoke. What mayHandOut asks
 // about never changes while a key lives, so the answer still holds when the
 // store is told.
-func (s keyService) managedKey(ctx context.Context, id string) error {
+func (s *Server) managedKey(ctx context.Context, id string) error {
 	if !sandbox.ValidID(id) {
 		return sandbox.InvalidField("id", "%.80q is no key id", id).WithHint(`"cove key ls" lists them; the secret itself is not an id`)
 	}
@@ -128,63 +134,77 @@ func keyScope(ctx context.Context) context.Context {
 	return ctx
 }
 
-func (s keyService) List(ctx context.Context, r *connect.Request[covev1.ListKeysRequest]) (*connect.Response[covev1.ListKeysResponse], error) {
-	keys, err := s.store.ListKeys(keyScope(ctx))
+// ListKeys lists the keys that the caller manages.
+func (s *Server) ListKeys(ctx context.Context) (keys []store.Key, err error) {
+	ctx, call, err := s.begin(ctx, "key.list")
 	if err != nil {
+		return nil, err
+	}
+	defer call.end(&err)
+	if keys, err = s.store.ListKeys(keyScope(ctx)); err != nil {
 		return nil, err
 	}
 	used := s.keys.lastUsed()
-	out := &covev1.ListKeysResponse{}
-	for _, k := range keys {
+	for i, k := range keys {
 		if at := used[k.ID]; at.After(k.LastUsedAt) {
-			k.LastUsedAt = at
+			keys[i].LastUsedAt = at
 		}
-		out.Keys = append(out.Keys, protoKey(k))
 	}
-	return connect.NewResponse(out), nil
+	return keys, nil
 }
 
-func (s keyService) Revoke(ctx context.Context, r *connect.Request[covev1.RevokeKeyRequest]) (*connect.Response[covev1.RevokeKeyResponse], error) {
-	if err := s.managedKey(ctx, r.Msg.Id); err != nil {
-		return nil, err
-	}
-	err := s.store.RevokeKey(keyScope(ctx), r.Msg.Id)
-	// Even a failed revocation may have happened; asking the store again costs nothing.
-	s.keys.forget(r.Msg.Id)
+// RevokeKey ends a key: the next call with it is refused, and those under way end.
+func (s *Server) RevokeKey(ctx context.Context, id string) (err error) {
+	ctx, call, err := s.begin(ctx, "key.revoke", about("id", id))
 	if err != nil {
-		return nil, noKey(r.Msg.Id, err)
+		return err
 	}
-	return connect.NewResponse(&covev1.RevokeKeyResponse{}), nil
+	defer call.end(&err)
+	if err := s.managedKey(ctx, id); err != nil {
+		return err
+	}
+	err = s.store.RevokeKey(keyScope(ctx), id)
+	// Even a failed revocation may have happened; asking the store again costs nothing.
+	s.keys.forget(id)
+	if err == nil {
+		s.calls.endKeys(ctx, func(k store.Key) bool { return k.ID == id })
+	}
+	return noKey(id, err)
 }
 
-func (s keyService) Rotate(ctx context.Context, r *connect.Request[covev1.RotateKeyRequest]) (*connect.Response[covev1.RotateKeyResponse], error) {
-	if err := s.managedKey(ctx, r.Msg.Id); err != nil {
-		return nil, err
+// RotateKey gives a key a new secret. The old one is good for grace longer; nil is
+// an hour.
+func (s *Server) RotateKey(ctx context.Context, id string, grace *time.Duration) (k store.Key, secret string, err error) {
+	ctx, call, err := s.begin(ctx, "key.rotate", about("id", id))
+	if err != nil {
+		return k, "", err
 	}
-	grace := defaultGrace
-	if r.Msg.Grace != nil {
-		var err error
-		if grace, err = wire.DurationFrom("grace", r.Msg.Grace); err != nil {
-			return nil, err
-		}
-		if grace < 0 || grace > longestGrace {
-			return nil, sandbox.InvalidField("grace", "%s is not accepted; 0 to %s is", grace, longestGrace)
-		}
+	defer call.end(&err)
+	if err := s.managedKey(ctx, id); err != nil {
+		return k, "", err
+	}
+	longer := defaultGrace
+	if grace != nil {
+		longer = *grace
+	}
+	if longer < 0 || longer > longestGrace {
+		return k, "", sandbox.InvalidField("grace", "%s is not accepted; 0 to %s is", longer, longestGrace)
 	}
 	secret, hash, err := newSecret(s.cfg.Rand)
 	if err != nil {
-		return nil, err
+		return k, "", err
 	}
-	k, err := s.store.RotateKey(keyScope(ctx), r.Msg.Id, hash[:], s.cfg.Clock().UTC().Add(grace))
-	s.keys.forget(r.Msg.Id)
+	k, err = s.store.RotateKey(keyScope(ctx), id, hash[:], s.cfg.Clock().UTC().Add(longer))
+	s.keys.forget(id)
 	if err != nil {
-		return nil, noKey(r.Msg.Id, err)
+		return k, "", noKey(id, err)
 	}
+	call.concerns("key", k.ID)
 	if s.cfg.KeyRotated != nil {
 		s.cfg.KeyRotated(k.OldHash, secret)
 	}
-	s.log.Info("rotated an API key", "key", k.ID, "name", k.Name, "grace", grace)
-	return connect.NewResponse(&covev1.RotateKeyResponse{Key: protoKey(k), Secret: secret}), nil
+	s.log.Info("rotated an API key", "key", k.ID, "name", k.Name, "grace", longer)
+	return k, secret, nil
 }
 
 func noKey(id string, err error) error {
@@ -218,13 +238,4 @@ func (s *Server) createKey(ctx context.Context, key store.Key) (store.Key, strin
 	}
 	s.log.Info("made an API key", "key", key.ID, "name", key.Name, "tenant", key.Tenant, "role", key.Role)
 	return key, secret, nil
-}
-
-func protoKey(k store.Key) *covev1.Key {
-	p := &covev1.Key{Id: k.ID, Name: k.Name, CreatedAt: wire.Time(k.CreatedAt), LastUsedAt: wire.Time(k.LastUsedAt),
-		Tenant: k.Tenant, Role: string(k.Role), Scopes: k.Scopes, ExpiresAt: wire.Time(k.ExpiresAt)}
-	if len(k.OldHash) > 0 {
-		p.OldSecretUntil = wire.Time(k.OldUntil)
-	}
-	return p
 }

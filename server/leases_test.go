@@ -106,7 +106,7 @@ func TestEndLease(t *testing.T) {
 		if err != nil || len(r.Msg.Ids) != 1-i {
 			t.Fatal(r, err)
 		}
-		if end := w.get(sb.Id).End; end.GetCause() != "lease_expired" || !strings.Contains(end.GetDetail(), "was ended by its client") {
+		if end := w.get(sb.Id).End; end.GetCause() != "client_ended" || !strings.Contains(end.GetDetail(), "was ended by its client") {
 			t.Errorf("ended with %v", end)
 		}
 	}
@@ -143,7 +143,7 @@ func TestLeasesSurviveARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	pass(time.Hour) // it was away
-	w.server.leases.init()
+	w.server.leases.empty()
 	if err := w.server.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 // on it; leave ends the client, and returns when the server knows.
 func creating(w *world, key string, at <-chan struct{}) (leave func(), done chan error) {
 	left := make(chan struct{})
-	w.onCall = func(ctx context.Context) { context.AfterFunc(ctx, func() { close(left) }) }
+	w.onCall = func(ctx context.Context) { afterAll(ctx, func() { close(left) }) }
 	ctx, cancel := context.WithCancel(w.Context())
 	done = make(chan error, 1)
 	go func() { _, err := w.createWith(ctx, key, nil); done <- err }()
@@ -40,15 +40,15 @@ func TestRetryTakesOverACreate(t *testing.T) {
 	}()
 	for joined := false; !joined; <-tick() {
 		w.server.creates.mu.Lock()
-		for _, cr := range w.server.creates.byKey {
+		for _, cr := range w.server.creates.mu.byKey {
 			joined = cr.callers == 2
 		}
 		w.server.creates.mu.Unlock()
 	}
 	leave()
 	close(gate)
-	if r := <-again; r == nil || w.node.liveCount() != 1 || w.node.created != 1 || w.get(r.Sandbox.Id).End != nil {
-		t.Errorf("got %v; the node made %d, %d live", r, w.node.created, w.node.liveCount())
+	if r := <-again; r == nil || w.node.liveCount() != 1 || w.node.saw().created != 1 || w.get(r.Sandbox.Id).End != nil {
+		t.Errorf("got %v; the node made %d, %d live", r, w.node.saw().created, w.node.liveCount())
 	}
 }
 
@@ -106,11 +106,11 @@ func TestCallerLeavesTheQueue(t *testing.T) {
 		leave, _ := creating(w, key, tried)
 		leave()
 		w.server.Drain(t.Context()) // it is waited for, so it is over
-		w.server.room.mu.Lock()
-		if n := w.server.room.queue.Len(); n != 0 {
+		w.server.queue.mu.Lock()
+		if n := w.server.queue.mu.queue.Len(); n != 0 {
 			t.Errorf("key %q: %d wait", key, n)
 		}
-		w.server.room.mu.Unlock()
+		w.server.queue.mu.Unlock()
 		settled(w)
 		if w.node.liveCount() != 0 || len(w.records()) != 0 {
 			t.Errorf("key %q: %d live, records %v", key, w.node.liveCount(), w.records())

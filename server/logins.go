@@ -7,13 +7,10 @@ import (
 	"slices"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/google/go-containerregistry/pkg/name"
 
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
 
 // maxLogins of a tenant: beyond any use, and a bound.
@@ -32,55 +29,68 @@ func registryNamed(s string) (string, error) {
 	return r.RegistryStr(), nil
 }
 
-func (s imageService) Login(ctx context.Context, r *connect.Request[covev1.LoginRegistryRequest]) (*connect.Response[covev1.LoginRegistryResponse], error) {
-	m := r.Msg
-	registry, err := registryNamed(m.Registry)
-	if err == nil {
-		err = sandbox.RegistryAccess{Username: m.Username, Password: m.Password}.Validate()
+// LoginRegistry keeps who the tenant is to a registry.
+func (s *Server) LoginRegistry(ctx context.Context, registry string, who sandbox.RegistryAccess) (l sandbox.RegistryLogin, err error) {
+	ctx, call, err := s.begin(ctx, "image.login", about("registry", registry))
+	if err != nil {
+		return l, err
 	}
-	if err == nil && m.Username == "" {
+	defer call.end(&err)
+	registry, err = registryNamed(registry)
+	if err == nil {
+		err = who.Validate()
+	}
+	if err == nil && who.Username == "" {
 		err = sandbox.InvalidField("username", "is missing")
 	}
 	if err != nil {
-		return nil, err
+		return l, err
 	}
 	have, err := s.store.ListLogins(ctx)
 	if err != nil {
-		return nil, err
+		return l, err
 	}
 	known := slices.ContainsFunc(have, func(l store.SealedLogin) bool { return l.Registry == registry })
 	if len(have) >= maxLogins && !known {
-		return nil, &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("there are %d logins, the most a tenant may have", len(have)), Hint: "log out of some first"}
+		return l, &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("there are %d logins, the most a tenant may have", len(have)), Hint: "log out of some first"}
 	}
-	l := sandbox.RegistryLogin{Tenant: store.ScopeOf(ctx).Tenant(), Registry: registry, Username: m.Username, UpdatedAt: s.cfg.Clock().UTC()}
-	sealed, err := s.vault.sealValue(sandbox.NewSecretValue(m.Password), loginContext(l))
+	l = sandbox.RegistryLogin{Tenant: store.ScopeOf(ctx).Tenant(), Registry: registry, Username: who.Username, UpdatedAt: s.cfg.Clock().UTC()}
+	sealed, err := s.vault.sealValue(sandbox.NewSecretValue(who.Password), loginContext(l))
 	if err == nil {
 		err = s.store.PutLogin(ctx, store.SealedLogin{RegistryLogin: l, Sealed: sealed})
 	}
-	return answer(&covev1.LoginRegistryResponse{Login: wire.RegistryLogin(l)}, err)
+	return l, err
 }
 
-func (s imageService) Logins(ctx context.Context, r *connect.Request[covev1.ListLoginsRequest]) (*connect.Response[covev1.ListLoginsResponse], error) {
-	list, err := s.store.ListLogins(ctx)
+// RegistryLogins lists them, without passwords.
+func (s *Server) RegistryLogins(ctx context.Context) (list []sandbox.RegistryLogin, err error) {
+	ctx, call, err := s.begin(ctx, "image.logins")
 	if err != nil {
 		return nil, err
 	}
-	out := &covev1.ListLoginsResponse{}
-	for _, l := range list {
-		out.Logins = append(out.Logins, wire.RegistryLogin(l.RegistryLogin))
+	defer call.end(&err)
+	have, err := s.store.ListLogins(ctx)
+	for _, l := range have {
+		list = append(list, l.RegistryLogin)
 	}
-	return connect.NewResponse(out), nil
+	return list, err
 }
 
-func (s imageService) Logout(ctx context.Context, r *connect.Request[covev1.LogoutRegistryRequest]) (*connect.Response[covev1.LogoutRegistryResponse], error) {
-	registry, err := registryNamed(r.Msg.Registry)
+// LogoutRegistry forgets who the tenant is to a registry.
+func (s *Server) LogoutRegistry(ctx context.Context, registry string) (err error) {
+	ctx, call, err := s.begin(ctx, "image.logout", about("registry", registry))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	registry, err = registryNamed(registry)
 	if err == nil {
 		err = s.store.DeleteLogin(ctx, registry)
 	}
 	if errors.Is(err, sandbox.ErrNotFound) {
 		err = &sandbox.Error{Class: sandbox.NotFound, Field: "registry", Msg: "no login to " + registry, Hint: `"cove registry ls" lists them`}
 	}
-	return answer(&covev1.LogoutRegistryResponse{}, err)
+	return err
 }
 
 // loginContext binds a password to whose it is and where it may go. It has more
@@ -92,7 +102,12 @@ func loginContext(l sandbox.RegistryLogin) []byte {
 // accessTo is who the caller is to the registry of a reference if the pull names
 // nobody: who its tenant logged in as, else the operator for root, else nobody.
 func (s *Server) accessTo(ctx context.Context, ref string) (sandbox.RegistryAccess, error) {
-	others := sandbox.RegistryAccess{Operator: isRoot(ctx)}
+	return s.accessAs(ctx, ref, isRoot(ctx))
+}
+
+// accessAs is accessTo for who may or may not go by the operator's logins.
+func (s *Server) accessAs(ctx context.Context, ref string, operator bool) (sandbox.RegistryAccess, error) {
+	others := sandbox.RegistryAccess{Operator: operator}
 	parsed, err := name.ParseReference(ref)
 	if err != nil {
 		return others, nil // which the pull says better

@@ -5,12 +5,9 @@ import (
 	"errors"
 	"strings"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/egress/policy"
+	"github.com/cove-sandbox/cove/egress/transform"
 	"github.com/cove-sandbox/cove/sandbox"
-	"github.com/cove-sandbox/cove/wire"
 )
 
 // NetworkNode is what the server needs of a node for networks. A node that has
@@ -27,7 +24,10 @@ const maxFlows = 512
 // validateNetwork checks a network that has its mode. field is what it was
 // called in the request.
 func validateNetwork(field string, n sandbox.Network) error {
-	_, err := policy.Compile(n)
+	err := policy.Check(n)
+	if err == nil {
+		_, err = transform.Compile(n.Headers)
+	}
 	var e *sandbox.Error
 	if errors.As(err, &e) {
 		c := *e
@@ -37,33 +37,30 @@ func validateNetwork(field string, n sandbox.Network) error {
 	return err
 }
 
-// SetNetwork goes to the node first: what is in force there is the truth, and
-// Reconcile takes its word.
-func (s sandboxService) SetNetwork(ctx context.Context, r *connect.Request[covev1.SetNetworkRequest]) (*connect.Response[covev1.SetNetworkResponse], error) {
-	id := r.Msg.Id
-	if err := validID("id", id); err != nil {
-		return nil, err
-	}
-	if r.Msg.Network == nil {
-		return nil, sandbox.InvalidField("network", "is missing")
-	}
-	n, err := wire.NetworkFrom(r.Msg.Network)
-	if err == nil {
-		n = n.WithDefault(s.cfg.Defaults.Network)
-		err = validateNetwork("network", n)
-	}
+// SetNetwork returns the network in force and its generation. It goes to the node
+// first: what is in force there is the truth, and Reconcile takes its word.
+func (s *Server) SetNetwork(ctx context.Context, id string, n sandbox.Network) (now sandbox.Network, generation int64, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.set_network", about("id", id))
 	if err != nil {
-		return nil, err
+		return n, 0, err
+	}
+	defer call.end(&err)
+	n = n.WithDefault(s.cfg.Defaults.Network)
+	if err := firstError(call.needs(partsOfNetwork("network", n)...), validID("id", id), validateNetwork("network", n)); err != nil {
+		return n, 0, err
 	}
 	// A caller that leaves does not leave the two records apart.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
-	if n, err = s.changeTape(ctx, id, n); err != nil {
-		return nil, err
-	}
-	generation, err := s.node.SetNetwork(ctx, id, n)
+	n, begun, err := s.changeRecording(ctx, id, n)
 	if err != nil {
-		return nil, s.explain(ctx, id, err)
+		return n, 0, err
+	}
+	if generation, err = s.node.SetNetwork(ctx, id, n); err != nil {
+		if begun {
+			s.giveUpRecording(n.Record.ID)
+		}
+		return n, 0, s.explain(ctx, id, err)
 	}
 	_, err = s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
 		if sb.NetworkGeneration < generation {
@@ -73,42 +70,40 @@ func (s sandboxService) SetNetwork(ctx context.Context, r *connect.Request[covev
 		return nil
 	})
 	if err != nil {
-		return nil, s.explain(ctx, id, err)
+		return n, 0, s.explain(ctx, id, err)
 	}
-	return connect.NewResponse(&covev1.SetNetworkResponse{Generation: generation, Network: wire.Network(n)}), nil
+	return n, generation, nil
 }
 
-// GetNetwork does not wake the sandbox.
-func (s sandboxService) GetNetwork(ctx context.Context, r *connect.Request[covev1.GetNetworkRequest]) (*connect.Response[covev1.GetNetworkResponse], error) {
-	if err := validID("id", r.Msg.Id); err != nil {
-		return nil, err
-	}
-	if r.Msg.Flows < 0 || r.Msg.Flows > maxFlows {
-		return nil, sandbox.InvalidField("flows", "%d; 0 to %d are accepted", r.Msg.Flows, maxFlows)
-	}
-	st, err := s.node.NetworkStatus(ctx, r.Msg.Id, int(r.Msg.Flows))
+// NetworkStatus is what a sandbox's network did, with so many of its last flows.
+// It does not wake the sandbox.
+func (s *Server) NetworkStatus(ctx context.Context, id string, flows int) (st sandbox.NetworkStatus, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.get_network", about("id", id))
 	if err != nil {
-		return nil, s.explain(ctx, r.Msg.Id, err)
+		return st, err
 	}
-	out := &covev1.GetNetworkResponse{Network: wire.Network(st.Network), Generation: st.Generation, Allowed: st.Allowed, Denied: st.Denied}
-	for _, f := range st.Flows {
-		out.Flows = append(out.Flows, wire.NetworkFlow(f))
+	defer call.end(&err)
+	if err := validID("id", id); err != nil {
+		return st, err
 	}
-	if st.Recording != nil {
-		out.Recording = wire.Recording(*st.Recording)
+	if flows < 0 || flows > maxFlows {
+		return st, sandbox.InvalidField("flows", "%d; 0 to %d are accepted", flows, maxFlows)
 	}
-	if st.Replay != nil {
-		out.Replay = wire.ReplayStatus(*st.Replay)
+	if st, err = s.node.NetworkStatus(ctx, id, flows); err != nil {
+		return st, s.explain(ctx, id, err)
 	}
-	return connect.NewResponse(out), nil
+	if st.Recording != nil && st.Network.Record != nil {
+		st.Recording.Name = st.Network.Record.Name // which the node does not know
+	}
+	return st, nil
 }
 
-// refused counts what the policy of a sandbox denied so far, and what its replay
-// had no answer for; 0 if that cannot be told, for it is only informative.
-func (s *Server) refused(ctx context.Context, id string) (denied, missed int64) {
+// traffic counts what the policy of a sandbox denied so far, what its replay had no
+// answer for, and bytes; nothing if that cannot be told, for it is only informative.
+func (s *Server) traffic(ctx context.Context, id string) sandbox.NetworkStatus {
 	st, err := s.node.NetworkStatus(ctx, id, 0)
 	if err != nil {
-		return 0, 0
+		return sandbox.NetworkStatus{}
 	}
-	return st.Denied, st.Missed
+	return st
 }

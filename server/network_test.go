@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"net/netip"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -33,6 +34,9 @@ func TestNetworkOfASandbox(t *testing.T) {
 	}
 	if got := w.get(sb.Id); got.NetworkGeneration != 2 || len(got.Spec.Network.GetRules()) != 1 {
 		t.Errorf("afterwards: %v", got)
+	}
+	w.node.onStatus = func(st *sandbox.NetworkStatus) {
+		st.Denied, st.Flows = 2, []sandbox.NetworkFlow{{Name: "a.org", Address: netip.MustParseAddr("203.0.113.5"), Port: 443, Protocol: sandbox.TCP, Sent: 7, Allowed: true, Reason: "rule"}}
 	}
 	g, err := w.client.Sandboxes.GetNetwork(t.Context(), connect.NewRequest(&covev1.GetNetworkRequest{Id: sb.Id, Flows: 10}))
 	if err != nil || g.Msg.Generation != 2 || g.Msg.Denied != 2 || len(g.Msg.Flows) != 1 || g.Msg.Flows[0].Address != "203.0.113.5" {

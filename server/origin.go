@@ -82,7 +82,7 @@ func inherit(spec sandbox.Spec, snap sandbox.Snapshot) (sandbox.Spec, error) {
 	}
 	r := &spec.Resources
 	if r.Memory == 0 && r.MemoryLimit == 0 {
-		r.Memory, r.MemoryLimit = from.Resources.Memory, from.Resources.MemoryLimit
+		r.Memory, r.MemoryLimit, r.Reserve = from.Resources.Memory, from.Resources.MemoryLimit, from.Resources.Reserve
 	}
 	fill(&r.MilliCPU, from.Resources.MilliCPU)
 	fill(&r.Disk, from.Resources.Disk)
@@ -96,6 +96,13 @@ func inherit(spec sandbox.Spec, snap sandbox.Snapshot) (sandbox.Spec, error) {
 		spec.Secrets = from.Secrets
 	}
 	spec.Authority = from.Authority
+	if snap.Kind == sandbox.MemorySnapshot {
+		if spec.Deterministic != nil && from.Deterministic == nil {
+			return spec, sandbox.InvalidField("spec.deterministic", "memory snapshot '%s' is of a sandbox that was not: what runs in it has seen another clock", nameOf(snap)).
+				WithHint("start from an image, a filesystem snapshot, or a memory snapshot of a deterministic sandbox")
+		}
+		spec.Deterministic = from.Deterministic
+	}
 	return spec, nil
 }
 
@@ -153,8 +160,10 @@ type preparing struct {
 
 // prepareBook shares what is being prepared.
 type prepareBook struct {
-	mu   sync.Mutex
-	byID map[string]*preparing // by snapshot
+	mu struct {
+		sync.Mutex
+		byID map[string]*preparing // by snapshot
+	}
 }
 
 func (b *prepareBook) leave(p *preparing) {
@@ -167,7 +176,7 @@ func (b *prepareBook) leave(p *preparing) {
 	}
 }
 
-func (b *prepareBook) init() { b.byID = map[string]*preparing{} }
+func (b *prepareBook) init() { b.mu.byID = map[string]*preparing{} }
 
 // prepared holds the image that sandboxes from a filesystem snapshot start
 // from, making it if it is not there: once, however many ask at the same time,
@@ -185,17 +194,17 @@ func (s *Server) prepared(ctx context.Context, snap sandbox.Snapshot) (img sandb
 func (s *Server) prepare(ctx context.Context, snap sandbox.Snapshot) (img sandbox.Image, release func(), err error) {
 	b := &s.prepares
 	b.mu.Lock()
-	p := b.byID[snap.ID]
+	p := b.mu.byID[snap.ID]
 	if p == nil {
 		p = &preparing{done: make(chan struct{}), holders: 1}
-		b.byID[snap.ID] = p
+		b.mu.byID[snap.ID] = p
 		// Whoever waits may leave; the content stays held for as long as it takes.
 		release := s.content.use(snap.Content)
 		go func() {
 			defer release()
 			p.img, p.drop, p.err = s.makeImage(snap)
 			b.mu.Lock()
-			delete(b.byID, snap.ID)
+			delete(b.mu.byID, snap.ID)
 			b.mu.Unlock()
 			b.leave(p) // before those who wait, which hold it, go on
 			close(p.done)
@@ -246,7 +255,7 @@ func (s *Server) makeImage(snap sandbox.Snapshot) (img sandbox.Image, drop func(
 	}
 	err = s.store.SetSnapshotImage(ctx, snap.ID, img.ID)
 	gone := errors.Is(err, sandbox.ErrNotFound) // deleted meanwhile; those who wait for the image still hold it
-	if err != nil || s.node.Sealed() {
+	if err != nil || s.about.Sealed {
 		s.images.setLoose(map[string]bool{img.ID: true})
 	}
 	if err != nil && !gone {
@@ -257,7 +266,7 @@ func (s *Server) makeImage(snap sandbox.Snapshot) (img sandbox.Image, drop func(
 }
 
 func (s *Server) makeImageOnce(ctx context.Context, snap sandbox.Snapshot, base sandbox.Image) (img sandbox.Image, drop func(), err error) {
-	if img, err = s.node.PrepareImage(ctx, snap, base, func(sandbox.Progress) {}); err != nil {
+	if img, err = s.node.PrepareImage(ctx, snap, base, ""); err != nil {
 		return img, nil, err
 	}
 	if err = s.images.reserve(ctx, img.ID); err != nil { // until acquire holds it
@@ -269,7 +278,7 @@ func (s *Server) makeImageOnce(ctx context.Context, snap sandbox.Snapshot, base 
 	}
 	if !errors.Is(err, errContentGone) {
 		// Without a record no collection would find it.
-		s.owe("remove image "+img.ID, func(ctx context.Context) error {
+		s.untilDone("remove image "+img.ID, func(ctx context.Context) error {
 			_, err := s.images.collect(ctx, img.ID, false)
 			return err
 		})
@@ -277,26 +286,47 @@ func (s *Server) makeImageOnce(ctx context.Context, snap sandbox.Snapshot, base 
 	return img, nil, err
 }
 
-// birth is a sandbox to be made.
-type birth struct {
-	spec    sandbox.Spec // complete
-	img     sandbox.Image
-	from    *sandbox.Snapshot
-	lineage sandbox.Lineage
-	begun   bool            // admitted with others alike: see admitAll
-	wanted  context.Context // ends when nobody waits for it any more
+// plan is a sandbox to be made.
+type plan struct {
+	spec     sandbox.Spec // complete
+	img      sandbox.Image
+	from     *sandbox.Snapshot
+	lineage  sandbox.Lineage
+	hasTurn  bool            // for room on the node: it waits no more
+	begun    bool            // admitted with others alike: see admitAll
+	wanted   context.Context // ends when nobody waits for it any more
+	numbered bool            // of several in a run, each is an episode of its own
+	fork     string          // id of the running sandbox it is a copy of
+	// unclaimed: its id is told to nobody until claim.
+	unclaimed bool
 }
 
-// bear makes a sandbox within its tenant's quota. Where the node is full it waits
+// origin is what the sandbox of a plan begins with.
+func (b plan) origin() sandbox.Origin {
+	switch {
+	case b.fork != "":
+		return sandbox.Origin{Fork: b.fork}
+	case b.from != nil:
+		return sandbox.Origin{Snapshot: b.from.ID, Kind: b.from.Kind}
+	case b.lineage.Parent != "":
+		return sandbox.Origin{Snapshot: b.lineage.Parent, Kind: sandbox.FilesystemSnapshot}
+	}
+	return sandbox.Origin{}
+}
+
+// makeSandbox makes a sandbox within its tenant's quota. Where the node is full it waits
 // its turn, if the server is told to let creates wait.
-func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sb sandbox.Sandbox, took time.Duration, err error) {
+func (s *Server) makeSandbox(ctx context.Context, b plan, idem store.Idempotency) (sb sandbox.Sandbox, took time.Duration, err error) {
 	if len(b.spec.Secrets) > 0 {
 		if err := s.checkSecrets(ctx, "spec.secrets", b.spec.Secrets, b.spec.Network); err != nil {
 			return sb, 0, err
 		}
 	}
 	tenant := store.ScopeOf(ctx).Tenant()
-	if err := s.leases.takes(tenant, b.spec.Lease); err != nil {
+	lasts := func() error {
+		return firstError(s.runLasts(ctx, b.spec.Rollout.Run), s.leases.takes(tenant, b.spec.Lease))
+	}
+	if err := lasts(); err != nil {
 		return sb, 0, err
 	}
 	waiting, stop := withWanted(ctx, b.wanted)
@@ -305,18 +335,23 @@ func (s *Server) bear(ctx context.Context, b birth, idem store.Idempotency) (sb 
 	if err != nil {
 		return sb, 0, err
 	}
-	err = s.room.enter(waiting, tenant, q.Weight, s.cfg.QueueWait, b.spec.Resources, func() error {
+	attempt := func() error {
 		err := waiting.Err() // its turn, and nobody there
 		if err == nil {
-			sb, took, err = s.bearOnce(ctx, b, idem)
+			sb, took, err = s.makeOnce(ctx, b, idem)
 		}
 		return err
-	})
+	}
+	if b.hasTurn {
+		err = attempt()
+	} else {
+		err = s.queue.enter(waiting, place{tenant: tenant, weight: q.Weight, wait: s.cfg.QueueWait, want: b.spec.Resources, count: 1}, attempt)
+	}
 	if err != nil {
 		back()
 		return sb, took, err
 	}
-	if err := s.leases.takes(tenant, b.spec.Lease); err != nil { // it ended meanwhile, and did not know of this one
+	if err := lasts(); err != nil { // it ended meanwhile, and did not know of this one
 		s.takeBack(sb.ID)
 		return sandbox.Sandbox{}, took, err
 	}
@@ -333,32 +368,34 @@ func withWanted(ctx, wanted context.Context) (context.Context, context.CancelFun
 	return ctx, func() { stop(); cancel() }
 }
 
-// bearOnce makes a sandbox on the node and in the store, or in neither.
+// makeOnce makes a sandbox on the node and in the store, or in neither.
 //
 // The record says running from the start: one write instead of two. Should the
 // server die between the two records, Reconcile ends the one (node_lost) or
 // kills the other.
-func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
+func (s *Server) makeOnce(ctx context.Context, b plan, idem store.Idempotency) (sandbox.Sandbox, time.Duration, error) {
 	now := s.cfg.Clock().UTC()
 	sb := sandbox.Sandbox{
 		ID:        sandbox.NewID(s.cfg.Rand),
 		Tenant:    store.ScopeOf(ctx).Tenant(),
 		Spec:      b.spec,
 		ImageID:   b.img.ID,
-		Node:      s.node.Name(),
+		Node:      s.about.Name,
 		State:     sandbox.Running,
 		Episode:   1,
 		CreatedAt: now,
 		Lineage:   b.lineage,
 
 		NetworkGeneration: 1,
+		Unclaimed:         b.unclaimed,
+		Origin:            b.origin(),
 	}
 	sb.Spec = sb.Spec.WithAuthority(sb.ID)
 	if b.spec.Timeout > 0 {
 		sb.ExpiresAt = now.Add(b.spec.Timeout)
 	}
 	var err error
-	if sb.Spec.Network, err = s.tapeOf(ctx, "spec.network", sb.Spec.Network); err != nil {
+	if sb.Spec.Network, err = s.tapeOf(ctx, "spec.network", sb.ID, sb.Spec.Network); err != nil {
 		return sandbox.Sandbox{}, 0, err
 	}
 	defer s.creates.begin(sb.ID)()
@@ -388,19 +425,25 @@ func (s *Server) bearOnce(ctx context.Context, b birth, idem store.Idempotency) 
 
 	switch {
 	case nodeErr == nil && storeErr == nil:
-		s.ledger.bind(sb.ID, sb.Tenant, sb.Spec.Resources) // no end is recorded before creates.begin's is called
+		s.reservations.bind(sb.ID, sb.Tenant, sb.Spec.Resources) // no end is recorded before creates.begin's is called
 		return sb, took, nil
 	case nodeErr == nil:
-		s.owe("kill "+sb.ID, func(ctx context.Context) error {
+		s.untilDone("kill "+sb.ID, func(ctx context.Context) error {
 			err := s.killOnNode(ctx, sb.ID, "its record could not be written")
 			s.images.free(sb.ImageID)
+			if r := sb.Spec.Network.Record; err == nil && r != nil {
+				err = s.dropRecording(ctx, r.ID)
+			}
 			return err
 		})
 		return sandbox.Sandbox{}, took, storeErr
 	}
+	if r := sb.Spec.Network.Record; r != nil {
+		s.giveUpRecording(r.ID)
+	}
 	if !errors.Is(storeErr, sandbox.ErrConflict) {
 		// Also after a failed write: it may have happened all the same.
-		s.owe("forget "+sb.ID, func(ctx context.Context) error {
+		s.untilDone("forget "+sb.ID, func(ctx context.Context) error {
 			err := s.store.ForgetSandbox(ctx, sb.ID)
 			s.images.free(sb.ImageID)
 			return err

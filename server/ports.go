@@ -1,30 +1,24 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
-	"github.com/cove-sandbox/cove/wire"
 )
 
 // PortGate is what shows ports to the outside.
 type PortGate interface {
 	// URL of a port: absolute, or a path below the API's own address.
 	URL(id string, port int) string
+	// Domain is below what ports have hosts, as a URL without a path; "" for none.
+	Domain() string
 	// Token opens a private port until then, as long as the API key with the id
 	// key is good: see Reach.KeyLives.
 	Token(id string, port int, key string, until time.Time) string
@@ -40,27 +34,21 @@ type SSHSigner interface {
 	Port() int
 }
 
-type portService struct{ *Server }
-
 const (
 	defaultPortTTL, longestPortTTL = time.Hour, 24 * time.Hour
 	defaultSSHTTL, longestSSHTTL   = 5 * time.Minute, 24 * time.Hour
 	maxPublicPorts                 = 64
 )
 
-func validPort(port int32) error {
+func validPort(port int) error {
 	if port < 1 || port > 65535 {
 		return sandbox.InvalidField("port", "%d is no TCP port; 1 to 65535 are accepted", port)
 	}
 	return nil
 }
 
-// lifetime reads how long something given out is to be good.
-func lifetime(d *durationpb.Duration, normal, longest time.Duration) (time.Duration, error) {
-	ttl, err := wire.DurationFrom("ttl", d)
-	if err != nil {
-		return 0, err
-	}
+// lifetime is how long something given out is to be good.
+func lifetime(ttl, normal, longest time.Duration) (time.Duration, error) {
 	if ttl == 0 {
 		return normal, nil
 	}
@@ -70,195 +58,171 @@ func lifetime(d *durationpb.Duration, normal, longest time.Duration) (time.Durat
 	return ttl, nil
 }
 
-func (s portService) Url(ctx context.Context, r *connect.Request[covev1.PortUrlRequest]) (*connect.Response[covev1.PortUrlResponse], error) {
-	m := r.Msg
-	if err := validPort(m.Port); err != nil {
-		return nil, err
-	}
-	ttl, err := lifetime(m.Ttl, defaultPortTTL, longestPortTTL)
+// PortAddress is where a port is shown.
+type PortAddress struct {
+	URL, Token string
+	ExpiresAt  time.Time // of the token
+	Public     bool      // it needs none
+}
+
+// PortURL says where a port is shown, with a token that is good for ttl; 0 is an
+// hour.
+func (s *Server) PortURL(ctx context.Context, id string, port int, ttl time.Duration) (a PortAddress, err error) {
+	ctx, call, err := s.begin(ctx, "port.url", about("sandbox", id))
 	if err != nil {
-		return nil, err
+		return a, err
 	}
-	sb, err := s.live(ctx, m.SandboxId)
+	defer call.end(&err)
+	if err := validPort(port); err != nil {
+		return a, err
+	}
+	if ttl, err = lifetime(ttl, defaultPortTTL, longestPortTTL); err != nil {
+		return a, err
+	}
+	sb, err := s.live(ctx, id)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	if s.cfg.Ports == nil {
-		return nil, &sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no gateway"}
+		return a, &sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no gateway"}
 	}
-	port := int(m.Port)
 	key := callerOf(ctx).key
 	until := s.cfg.Clock().Add(ttl).Truncate(time.Second)
 	if end := key.ExpiresAt; !end.IsZero() && end.Before(until) {
 		until = end.Truncate(time.Second)
 	}
-	return connect.NewResponse(&covev1.PortUrlResponse{
-		Url: s.cfg.Ports.URL(sb.ID, port), Token: s.cfg.Ports.Token(sb.ID, port, key.ID, until),
-		ExpiresAt: wire.Time(until), Public: slices.Contains(sb.PublicPorts, port),
-	}), nil
+	return PortAddress{URL: s.cfg.Ports.URL(sb.ID, port), Token: s.cfg.Ports.Token(sb.ID, port, key.ID, until),
+		ExpiresAt: until, Public: sb.Door(port).Public}, nil
 }
 
-func (s portService) Set(ctx context.Context, r *connect.Request[covev1.SetPortRequest]) (*connect.Response[covev1.SetPortResponse], error) {
-	m := r.Msg
-	if err := firstError(validID("sandbox_id", m.SandboxId), validPort(m.Port)); err != nil {
-		return nil, err
+// SetPort says whether a port needs a token.
+func (s *Server) SetPort(ctx context.Context, id string, port int, public bool) (sb sandbox.Sandbox, err error) {
+	ctx, call, err := s.begin(ctx, "port.set", about("sandbox", id))
+	if err != nil {
+		return sb, err
 	}
-	port := int(m.Port)
-	sb, err := s.store.UpdateSandbox(ctx, m.SandboxId, func(sb *sandbox.Sandbox) error {
+	defer call.end(&err)
+	if err := firstError(validID("sandbox_id", id), validPort(port)); err != nil {
+		return sb, err
+	}
+	sb, err = s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
 		at, have := slices.BinarySearch(sb.PublicPorts, port)
 		switch {
-		case m.Public && !have && len(sb.PublicPorts) >= maxPublicPorts:
+		case public && !have && len(sb.PublicPorts) >= maxPublicPorts:
 			return sandbox.InvalidField("port", "the sandbox has %d public ports; at most that many are accepted", maxPublicPorts)
-		case m.Public && !have:
+		case public && !have:
 			sb.PublicPorts = slices.Insert(slices.Clone(sb.PublicPorts), at, port)
-		case !m.Public && have:
+		case !public && have:
 			sb.PublicPorts = slices.Delete(slices.Clone(sb.PublicPorts), at, at+1)
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, s.explain(ctx, m.SandboxId, err)
+		return sb, s.explain(ctx, id, err)
 	}
-	return connect.NewResponse(&covev1.SetPortResponse{Sandbox: wire.Sandbox(s.asItIs(sb))}), nil
+	call.concerns("sandbox", sb.ID)
+	return s.asItIs(ctx, sb), nil
 }
 
-func (s portService) WaitReady(ctx context.Context, r *connect.Request[covev1.WaitReadyRequest]) (*connect.Response[covev1.WaitReadyResponse], error) {
-	m := r.Msg
-	timeout, err := wire.DurationFrom("timeout", m.Timeout)
+// WaitReady waits until something listens on a port, or a command succeeds, and
+// says how long that took.
+func (s *Server) WaitReady(ctx context.Context, id string, ready sandbox.Readiness) (waited time.Duration, err error) {
+	ctx, call, err := s.begin(ctx, "port.wait_ready", about("sandbox", id))
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	ready := sandbox.Readiness{Command: m.Command, Port: int(m.Port), Timeout: timeout}
+	defer call.end(&err)
+	if ready.Command != "" {
+		if err := call.needs(writes("command", "processes")); err != nil {
+			return 0, err
+		}
+	}
 	if err := ready.Validate(); err != nil {
 		var e *sandbox.Error
 		if errors.As(err, &e) { // a template's fields begin with it, this call's do not
 			c := *e
 			c.Field = strings.TrimPrefix(e.Field, "ready_")
-			return nil, &c
+			return 0, &c
 		}
-		return nil, err
+		return 0, err
 	}
 	if ready.Command == "" && ready.Port == 0 {
-		return nil, sandbox.InvalidField("port", "either a port or a command must be set")
+		return 0, sandbox.InvalidField("port", "either a port or a command must be set")
 	}
-	if timeout == 0 {
-		timeout = sandbox.DefaultReady
-	}
+	timeout := cmp.Or(ready.Timeout, sandbox.DefaultReady)
 	what := "the command did not succeed"
 	if ready.Port != 0 {
 		what = fmt.Sprintf("nothing listens on port %d", ready.Port)
 	}
 	began := time.Now()
-	err = s.withGuest(ctx, m.SandboxId, func(g Guest) error {
+	err = s.inside(ctx, id, func() error {
 		ctx, cancel := context.WithTimeoutCause(ctx, timeout,
 			&sandbox.Error{Class: sandbox.DeadlineReached, Msg: fmt.Sprintf("%s after %s", what, timeout)})
 		defer cancel()
-		return readiness{ready, "ready-" + sandbox.NewID(s.cfg.Rand) + "-"}.await(ctx, g, nil)
+		return readiness{ready, "ready-" + sandbox.NewID(s.cfg.Rand) + "-"}.await(ctx, s.node, id, nil)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(&covev1.WaitReadyResponse{Waited: durationpb.New(time.Since(began))}), nil
+	return time.Since(began), err
 }
 
-func (s portService) SignSsh(ctx context.Context, r *connect.Request[covev1.SignSshRequest]) (*connect.Response[covev1.SignSshResponse], error) {
-	ttl, err := lifetime(r.Msg.Ttl, defaultSSHTTL, longestSSHTTL)
+// SSHLogin is how to log into a sandbox by SSH.
+type SSHLogin struct {
+	Certificate, User, HostKey string
+	Port                       int
+	ExpiresAt                  time.Time
+}
+
+// SignSSH certifies a public key for one sandbox, for ttl; 0 is five minutes.
+func (s *Server) SignSSH(ctx context.Context, id, publicKey string, ttl time.Duration) (l SSHLogin, err error) {
+	ctx, call, err := s.begin(ctx, "port.sign_ssh", about("sandbox", id))
 	if err != nil {
-		return nil, err
+		return l, err
 	}
-	sb, err := s.live(ctx, r.Msg.SandboxId)
+	defer call.end(&err)
+	if err := call.needs(sshParts...); err != nil {
+		return l, err
+	}
+	if ttl, err = lifetime(ttl, defaultSSHTTL, longestSSHTTL); err != nil {
+		return l, err
+	}
+	sb, err := s.live(ctx, id)
 	if err != nil {
-		return nil, err
+		return l, err
 	}
 	if s.cfg.SSH == nil {
-		return nil, (&sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no SSH"}).WithHint("'cove serve --ssh ADDRESS' turns it on")
+		return l, (&sandbox.Error{Class: sandbox.Unsupported, Msg: "this server has no SSH"}).WithHint("'cove serve --ssh ADDRESS' turns it on")
 	}
 	until := s.cfg.Clock().Add(ttl).Truncate(time.Second)
-	cert, err := s.cfg.SSH.Sign(sb.ID, callerOf(ctx).key.ID, r.Msg.PublicKey, until)
+	cert, err := s.cfg.SSH.Sign(sb.ID, callerOf(ctx).key.ID, publicKey, until)
 	if err != nil {
-		return nil, err
+		return l, err
 	}
-	return connect.NewResponse(&covev1.SignSshResponse{Certificate: cert, User: sb.ID, HostKey: s.cfg.SSH.HostKey(),
-		Port: int32(s.cfg.SSH.Port()), ExpiresAt: wire.Time(until)}), nil
+	return SSHLogin{Certificate: cert, User: sb.ID, HostKey: s.cfg.SSH.HostKey(), Port: s.cfg.SSH.Port(), ExpiresAt: until}, nil
 }
 
-// tcpProtocol is what a connection to a port is upgraded to: bytes.
-const tcpProtocol = "cove-tcp"
-
-// connectPort is GET /v1/sandboxes/{id}/connect?port=P: after its 101 the
-// connection is the stream, each half of it closed by its own side.
-func (s *Server) connectPort(w http.ResponseWriter, r *http.Request) error {
-	port, err := strconv.ParseInt(r.URL.Query().Get("port"), 10, 32)
+// ConnectPort opens a stream to a port inside and hands it over. The sandbox is
+// active while it is used; ctx ends when the caller leaves or the server stops.
+// Without use it only says whether there is such a sandbox.
+func (s *Server) ConnectPort(ctx context.Context, id string, port int, use func(ctx context.Context, inside net.Conn) error) (err error) {
+	ctx, call, err := s.begin(ctx, "port.connect", about("id", id))
 	if err != nil {
-		return sandbox.InvalidField("port", "%.20q is no TCP port; 1 to 65535 are accepted", r.URL.Query().Get("port"))
-	}
-	id := r.PathValue("id")
-	if err := firstError(validID("id", id), validPort(int32(port))); err != nil {
 		return err
 	}
-	if _, err := s.live(r.Context(), id); err != nil {
+	defer call.end(&err)
+	if err := firstError(validID("id", id), validPort(port)); err != nil {
 		return err
 	}
-	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), tcpProtocol) {
-		return sandbox.InvalidField("upgrade", "the request must be HTTP/1.1 with Connection: Upgrade and Upgrade: %s", tcpProtocol)
+	if _, err := s.live(ctx, id); err != nil || use == nil {
+		return err
 	}
-	ctx := r.Context()
-	inside, release, err := s.node.Dial(ctx, id, int(port))
+	release, err := s.active(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	inside, err := s.node.Dial(ctx, id, port)
 	if err != nil {
 		return s.explain(ctx, id, err)
 	}
-	defer release()
 	defer inside.Close()
-	client, buffered, err := http.NewResponseController(w).Hijack()
-	if err != nil {
-		return sandbox.Errorf(sandbox.Unsupported, "", "this connection cannot be upgraded: %w", err)
-	}
-	defer client.Close()
-	defer context.AfterFunc(ctx, func() { client.Close(); inside.Close() })()
-	if _, err := io.WriteString(client, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+tcpProtocol+"\r\n\r\n"); err != nil {
-		return nil // the client left
-	}
-	_ = client.SetDeadline(time.Time{})
-	// What the client sent right behind its request is in net/http's buffer.
-	early, _ := buffered.Reader.Peek(buffered.Reader.Buffered())
-	join(client, io.MultiReader(strings.NewReader(string(early)), client), inside)
-	return nil
-}
-
-// join copies both ways until both have ended or one has failed, which the other
-// side then sees as what it is.
-func join(client net.Conn, from io.Reader, inside net.Conn) {
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if _, err := io.Copy(inside, from); err != nil || closeWrite(inside) != nil {
-			client.Close() // if it is there, it gets what it was sent
-			breakOff(inside)
-		}
-	})
-	wg.Go(func() {
-		if _, err := io.Copy(client, inside); err != nil || closeWrite(client) != nil {
-			breakOff(client)
-			breakOff(inside)
-		}
-	})
-	wg.Wait()
-}
-
-// breakOff closes a connection so that its other end does not take it for an end
-// in order.
-func breakOff(c net.Conn) {
-	switch c := c.(type) {
-	case *net.TCPConn:
-		_ = c.SetLinger(0)
-	case interface{ Abort(why error) error }:
-		_ = c.Abort(nil)
-	}
-	c.Close()
-}
-
-func closeWrite(c net.Conn) error {
-	if cw, ok := c.(interface{ CloseWrite() error }); ok {
-		return cw.CloseWrite()
-	}
-	return c.Close()
+	return use(ctx, inside)
 }

@@ -21,6 +21,7 @@ import (
 type testGate struct{}
 
 func (testGate) URL(id string, port int) string { return fmt.Sprintf("/p/%s/%d/", id, port) }
+func (testGate) Domain() string                 { return "https://cove.test" }
 func (testGate) Token(id string, port int, key string, until time.Time) string {
 	return fmt.Sprintf("covep_%s-%d of %s", id, port, key)
 }
@@ -55,17 +56,17 @@ func TestPortURLAndPublic(t *testing.T) {
 	}
 	reach := w.server.Reach()
 	for port, want := range map[int]bool{80: true, 90: false} {
-		if got, err := reach.Public(t.Context(), sb.Id, port); got != want || err != nil {
+		if got, err := reach.Door(t.Context(), sb.Id, port); got.Public != want || err != nil {
 			t.Errorf("port %d: %v %v", port, got, err)
 		}
 	}
-	if got, err := reach.Public(t.Context(), "nosuch", 80); got || err != nil {
+	if got, err := reach.Door(t.Context(), "nosuch", 80); got != (sandbox.Door{}) || err != nil {
 		t.Errorf("no sandbox: %v %v", got, err)
 	}
-	if err := reach.AllowKey(t.Context(), w.secret, sb.Id); err != nil {
-		t.Error(err)
+	if key, err := reach.AllowKey(t.Context(), w.secret, sb.Id); err != nil || reach.KeyLives(t.Context(), key) != nil {
+		t.Error(key, err)
 	}
-	if err := reach.AllowKey(t.Context(), w.secret[:len(w.secret)-1]+"_", sb.Id); !errors.Is(err, sandbox.ErrUnauthenticated) {
+	if _, err := reach.AllowKey(t.Context(), w.secret[:len(w.secret)-1]+"_", sb.Id); !errors.Is(err, sandbox.ErrUnauthenticated) {
 		t.Error(err)
 	}
 	for _, port := range []int32{0, -1, 65536} {
@@ -94,6 +95,10 @@ func TestWhatAKeyGaveOutEndsWithIt(t *testing.T) {
 		c.Ports, c.Clock = testGate{}, func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
 	})
 	ctx, reach := t.Context(), s.server.Reach()
+	login := func(key string) error {
+		_, err := reach.Login(ctx, s.box, key, "192.0.2.1")
+		return err
+	}
 	made := func(m *covev1.CreateKeyRequest) (id string) {
 		t.Helper()
 		c := s.dial(s.key(s.red, m))
@@ -105,7 +110,7 @@ func TestWhatAKeyGaveOutEndsWithIt(t *testing.T) {
 		if end := r.Msg.ExpiresAt.AsTime(); m.Expires != nil && end.After(now.Add(m.Expires.AsDuration())) {
 			t.Errorf("a token until %s of a key that ends before", end)
 		}
-		if err := errors.Join(reach.KeyLives(ctx, id), reach.Login(ctx, s.box, id, "192.0.2.1")); err != nil || id != s.keyID {
+		if err := errors.Join(reach.KeyLives(ctx, id), login(id)); err != nil || id != s.keyID {
 			t.Errorf("key %q of %q: %v", id, s.keyID, err)
 		}
 		return id
@@ -114,7 +119,7 @@ func TestWhatAKeyGaveOutEndsWithIt(t *testing.T) {
 		t.Helper()
 		for range 2 { // what was remembered is no other
 			wantError(t, reach.KeyLives(ctx, id), sandbox.ErrUnauthenticated)
-			wantError(t, reach.Login(ctx, s.box, id, "192.0.2.1"), sandbox.ErrUnauthenticated)
+			wantError(t, login(id), sandbox.ErrUnauthenticated)
 		}
 	}
 	revoked := made(&covev1.CreateKeyRequest{Name: "revoked"})

@@ -19,30 +19,17 @@ import (
 	"github.com/cove-sandbox/cove/store"
 )
 
-func sealed(on bool) func(*Config) { return func(c *Config) { c.Node.(*fakeNode).sealed = on } }
-
-// derived lists the prepared images in the library.
-func (l *fakeLibrary) derived() (ids []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for id := range l.content {
-		if l.sources[id] == sandbox.ImageDerived {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
-}
+func sealed(on bool) func(*Config) { return func(c *Config) { c.Node.(*double).sealed = on } }
 
 // untilDerived waits for the collections that were wanted, not for one of its own.
 func (w *world) untilDerived(want int) {
 	w.Helper()
 	tooLong := time.After(litterEvery / 3) // before the loop looks by itself
-	for len(w.node.lib.derived()) != want {
+	for len(w.node.lib.ids(true)) != want {
 		select {
 		case <-tick():
 		case <-tooLong:
-			w.Fatalf("prepared images %v, want %d", w.node.lib.derived(), want)
+			w.Fatalf("prepared images %v, want %d", w.node.lib.ids(true), want)
 		}
 	}
 }
@@ -56,10 +43,6 @@ func (w *world) deleteSnapshot(id string) (freed int64) {
 	return r.Msg.Freed
 }
 
-// frees says whether a delete freed so much; 0 is also what it answers where a
-// collection takes longer than it waits (quickCollect), on a machine with load.
-func frees(freed, want int64) bool { return freed == want || freed == 0 }
-
 // files is a filesystem snapshot of a new sandbox from spec, which has ended.
 func (w *world) files(spec *covev1.SandboxSpec) *covev1.Snapshot {
 	w.Helper()
@@ -71,8 +54,9 @@ func (w *world) files(spec *covev1.SandboxSpec) *covev1.Snapshot {
 func TestAPreparedImageGoesWithItsLastUser(t *testing.T) {
 	w := newWorld(t)
 	snap := w.files(nil)
-	if freed := w.deleteSnapshot(snap.Id); !frees(freed, 10) {
-		t.Errorf("freed %d of a snapshot that was never used", freed)
+	takes := w.node.stored()
+	if freed := w.deleteSnapshot(snap.Id); freed != takes || freed == 0 {
+		t.Errorf("freed %d of a snapshot that was never used and takes %d", freed, takes)
 	}
 
 	// Nobody runs from it: with the snapshot.
@@ -80,19 +64,21 @@ func TestAPreparedImageGoesWithItsLastUser(t *testing.T) {
 	w.kill(w.create(&covev1.SandboxSpec{Snapshot: snap.Id}).Id)
 	w.settled()
 	w.untilDerived(1) // for the next create
-	if freed := w.deleteSnapshot(snap.Id); !frees(freed, 110) {
-		t.Errorf("freed %d, want content and image", freed)
+	takes = w.node.stored()
+	if freed := w.deleteSnapshot(snap.Id); freed != takes || freed == 0 {
+		t.Errorf("freed %d of %d", freed, takes)
 	}
 	w.untilDerived(0)
 
 	// Somebody does, asleep: with that sandbox.
 	snap = w.files(nil)
 	sb := w.create(&covev1.SandboxSpec{Snapshot: snap.Id})
+	takes = w.node.stored()
 	if err := w.node.Pause(t.Context(), sb.Id, true); err != nil {
 		t.Fatal(err)
 	}
-	if freed := w.deleteSnapshot(snap.Id); !frees(freed, 10) {
-		t.Errorf("freed %d under a sandbox", freed)
+	if freed := w.deleteSnapshot(snap.Id); freed != takes || freed == 0 {
+		t.Errorf("freed %d of %d under a sandbox", freed, takes)
 	}
 	w.untilDerived(1)
 	w.kill(sb.Id)
@@ -168,21 +154,20 @@ func TestReconcileRemovesPreparedImages(t *testing.T) {
 	w := newWorld(t)
 	snap := w.files(nil)
 	w.kill(w.create(&covev1.SandboxSpec{Snapshot: snap.Id}).Id)
-	kept := w.node.lib.derived()
+	kept := w.node.lib.ids(true)
 	// Killed between a delete and its collection, between an image and its
 	// record, between a record's end and its content's, and in a mount.
-	if err := w.store.PutImage(w.all(), w.node.lib.derive("unused"), ""); err != nil {
+	if err := w.store.PutImage(w.all(), w.node.lib.of("unused", sandbox.ImageDerived), ""); err != nil {
 		t.Fatal(err)
 	}
-	w.node.lib.derive("unrecorded")
-	data := w.node.lib.derive("data").ID
-	w.node.lib.sources[data] = sandbox.ImageData
+	w.node.lib.of("unrecorded", sandbox.ImageDerived)
+	data := w.node.lib.of("data", sandbox.ImageData).ID
 	w.node.lib.add("pulled")
 	if err := w.server.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.node.lib.derived(); !slices.Equal(got, kept) || len(got) != 1 || w.node.lib.Have(data) || !w.node.lib.Have("sha256:pulled") {
-		t.Errorf("left %v of %v", got, w.node.lib.content)
+	if got := w.node.lib.ids(true); !slices.Equal(got, kept) || len(got) != 1 || w.node.lib.Have(data) || !w.node.lib.Have("sha256:pulled") {
+		t.Errorf("left %v of %v", got, w.node.lib.ids(false))
 	}
 }
 
@@ -201,8 +186,8 @@ func TestAPreparedImageOfEncryptedContent(t *testing.T) {
 		w.untilDerived(1)
 		w.kill(b.Id)
 		w.untilDerived(0)
-		if w.node.prepares != i+1 {
-			t.Errorf("%d images made, two sandboxes at once want one", w.node.prepares)
+		if w.node.saw().prepares != i+1 {
+			t.Errorf("%d images made, two sandboxes at once want one", w.node.saw().prepares)
 		}
 	}
 	// A failed create leaves none either.
@@ -222,11 +207,11 @@ func TestAPreparedImageOfEncryptedContent(t *testing.T) {
 	w.kill(w.create(&covev1.SandboxSpec{Snapshot: over.Id}).Id)
 	w.deleteSnapshot(over.Id)
 	w.untilDerived(0)
-	w.node.sealed = false
+	w.server.about.Sealed = false // as a server that has no keys
 	w.kill(w.create(&covev1.SandboxSpec{Snapshot: snap.Id}).Id)
 	w.settled()
 	w.untilDerived(1)
-	w.node.sealed = true
+	w.server.about.Sealed = true
 	w.node.onCollect = func(context.Context) error { return errStore } // as where a key is missing
 	if err := w.server.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
@@ -276,75 +261,73 @@ func TestPreparedImagesRace(t *testing.T) {
 // TestPreparedImagesModel does all that has to do with snapshots in any order,
 // and after each step compares the library with what may and must be there.
 func TestPreparedImagesModel(t *testing.T) {
-	for _, keys := range []bool{false, true} {
-		t.Run(fmt.Sprint("encrypted=", keys), func(t *testing.T) {
-			w := newWorld(t, sealed(keys))
-			rapid.Check(t, func(rt *rapid.T) {
-				live, snaps := map[string]bool{}, map[string]string{} // by id; its kind
-				pick := func(m []string, what string) string {
-					if len(m) == 0 {
-						rt.Skip()
-					}
-					slices.Sort(m)
-					return rapid.SampledFrom(m).Draw(rt, what)
+	worlds := map[bool]*world{false: newWorld(t, sealed(false)), true: newWorld(t, sealed(true))}
+	rapid.Check(t, func(rt *rapid.T) {
+		keys := rapid.Bool().Draw(rt, "encrypted")
+		w := worlds[keys]
+		live, snaps := map[string]bool{}, map[string]string{} // by id; its kind
+		pick := func(m []string, what string) string {
+			if len(m) == 0 {
+				rt.Skip()
+			}
+			slices.Sort(m)
+			return rapid.SampledFrom(m).Draw(rt, what)
+		}
+		box := func() string { return pick(slices.Collect(maps.Keys(live)), "sandbox") }
+		snap := func() string { return pick(slices.Collect(maps.Keys(snaps)), "snapshot") }
+		rt.Repeat(map[string]func(*rapid.T){
+			"create": func(rt *rapid.T) {
+				if len(live) < 8 {
+					live[w.create(nil).Id] = true
 				}
-				box := func() string { return pick(slices.Collect(maps.Keys(live)), "sandbox") }
-				snap := func() string { return pick(slices.Collect(maps.Keys(snaps)), "snapshot") }
-				rt.Repeat(map[string]func(*rapid.T){
-					"create": func(rt *rapid.T) {
-						if len(live) < 8 {
-							live[w.create(nil).Id] = true
-						}
-					},
-					"from": func(rt *rapid.T) {
-						if from := snap(); len(live) < 8 {
-							live[w.create(&covev1.SandboxSpec{Snapshot: from}).Id] = true
-						}
-					},
-					"take": func(rt *rapid.T) {
-						id, kind := box(), rapid.SampledFrom([]string{"memory", "filesystem"}).Draw(rt, "kind")
-						stop := rapid.Bool().Draw(rt, "stop")
-						w.write(id, "/f", fmt.Sprint(len(snaps)))
-						snaps[w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: id, Kind: kind, Stop: stop}).Id] = kind
-						if stop {
-							delete(live, id)
-						}
-					},
-					"restore": func(rt *rapid.T) {
-						r := connect.NewRequest(&covev1.RestoreRequest{Id: box(), Snapshot: snap()})
-						if _, err := w.client.Sandboxes.Restore(t.Context(), r); err != nil {
-							rt.Fatal(err)
-						}
-					},
-					"kill": func(rt *rapid.T) { id := box(); w.kill(id); delete(live, id) },
-					"die": func(rt *rapid.T) {
-						id := box()
-						w.node.die(id, sandbox.OOM)
-						w.ended(id)
-						delete(live, id)
-					},
-					"delete": func(rt *rapid.T) { id := snap(); w.deleteSnapshot(id); delete(snaps, id) },
-					"start": func(rt *rapid.T) {
-						w.node.lib.derive("left")
-						if err := w.server.Reconcile(t.Context()); err != nil {
-							rt.Fatal(err)
-						}
-					},
-					"": func(rt *rapid.T) {
-						w.settled()
-						w.checkDerived(rt, keys)
-					},
-				})
-				for id := range live {
-					w.kill(id)
+			},
+			"from": func(rt *rapid.T) {
+				if from := snap(); len(live) < 8 {
+					live[w.create(&covev1.SandboxSpec{Snapshot: from}).Id] = true
 				}
-				for id := range snaps {
-					w.deleteSnapshot(id)
+			},
+			"take": func(rt *rapid.T) {
+				id, kind := box(), rapid.SampledFrom([]string{"memory", "filesystem"}).Draw(rt, "kind")
+				stop := rapid.Bool().Draw(rt, "stop")
+				w.write(id, "/f", fmt.Sprint(len(snaps)))
+				snaps[w.mustSnapshot(&covev1.CreateSnapshotRequest{Sandbox: id, Kind: kind, Stop: stop}).Id] = kind
+				if stop {
+					delete(live, id)
 				}
-				w.untilDerived(0)
-			})
+			},
+			"restore": func(rt *rapid.T) {
+				r := connect.NewRequest(&covev1.RestoreRequest{Id: box(), Snapshot: snap()})
+				if _, err := w.client.Sandboxes.Restore(t.Context(), r); err != nil {
+					rt.Fatal(err)
+				}
+			},
+			"kill": func(rt *rapid.T) { id := box(); w.kill(id); delete(live, id) },
+			"die": func(rt *rapid.T) {
+				id := box()
+				w.node.die(id, sandbox.OOM)
+				w.ended(id)
+				delete(live, id)
+			},
+			"delete": func(rt *rapid.T) { id := snap(); w.deleteSnapshot(id); delete(snaps, id) },
+			"start": func(rt *rapid.T) {
+				w.node.lib.of("left", sandbox.ImageDerived)
+				if err := w.server.Reconcile(t.Context()); err != nil {
+					rt.Fatal(err)
+				}
+			},
+			"": func(rt *rapid.T) {
+				w.settled()
+				w.checkDerived(rt, keys)
+			},
 		})
-	}
+		for id := range live {
+			w.kill(id)
+		}
+		for id := range snaps {
+			w.deleteSnapshot(id)
+		}
+		w.untilDerived(0)
+	})
 }
 
 // checkDerived wants every image that something refers to, and of the prepared
@@ -373,7 +356,7 @@ func (w *world) checkDerived(rt *rapid.T, keys bool) {
 			rt.Fatalf("image %s is gone and still needed", id)
 		}
 	}
-	for _, id := range w.node.lib.derived() {
+	for _, id := range w.node.lib.ids(true) {
 		if !may[id] {
 			rt.Fatalf("image %s is there and nothing refers to it", id)
 		}

@@ -1,24 +1,20 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
-	"github.com/cove-sandbox/cove/wire"
 )
 
-type processService struct{ *Server }
-
 const (
-	// maxInput is the most one call writes to a process's stdin.
-	maxInput = 16 << 20
+	// MaxInput is the most one call writes to a process's stdin.
+	MaxInput = 16 << 20
 
 	defaultWait = time.Minute
 	longestWait = time.Hour
@@ -28,53 +24,38 @@ const (
 	// init dies, that is just a SIGKILL. Kills through the API have their own
 	// cause and do not wait.
 	killGrace = 100 * time.Millisecond
-
-	// resetNews is how often one who waits for an end looks whether it was a
-	// restore.
-	resetNews = 50 * time.Millisecond
 )
 
-// guest is the machine inside a sandbox, or why there is none. The sandbox
-// counts as active until release.
-func (s *Server) guest(ctx context.Context, id string) (g Guest, release func(), err error) {
+// inside runs f, which calls into a sandbox. f's errors pass, unless they mean
+// that there is no such sandbox or that it ended under it: then the error says
+// so, and why.
+func (s *Server) inside(ctx context.Context, id string, f func() error) error {
 	if err := validID("sandbox_id", id); err != nil {
-		return nil, nil, err
-	}
-	g, release, err = s.node.Guest(ctx, id)
-	if err != nil {
-		return nil, nil, s.explain(ctx, id, err)
-	}
-	return g, release, nil
-}
-
-// withGuest runs f with the machine inside. f's errors pass, unless they mean
-// that the sandbox ended under it: then the error says so, and why.
-func (s *Server) withGuest(ctx context.Context, id string, f func(Guest) error) error {
-	g, release, err := s.guest(ctx, id)
-	if err != nil {
 		return err
 	}
-	defer release()
-	err = f(g)
-	if err == nil || ctx.Err() != nil || !broken(err) {
+	err := f()
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, sandbox.ErrNoSandbox) || errors.Is(err, sandbox.ErrEnded):
+		return s.explain(ctx, id, err)
+	case ctx.Err() != nil || !broken(err):
 		return err
 	}
-	if end, ok := s.awaitEnd(ctx, id, s.doubt(ctx, id)); ok {
+	if end, ok := s.awaitEnd(ctx, id, s.endWait(ctx, id)); ok {
 		return endedError(id, end)
 	}
 	return err
 }
 
-// doubt is how long to wait for news of an end after an error that may mean
+// endWait is how long to wait for news of an end after an error that may mean
 // one. A full container answers Unavailable to a start, too; while the node
 // thinks that the sandbox lives, that is the better guess.
-func (s *Server) doubt(ctx context.Context, id string) time.Duration {
-	_, release, err := s.node.Guest(ctx, id)
-	if err != nil {
-		return s.cfg.EndWait
+func (s *Server) endWait(ctx context.Context, id string) time.Duration {
+	if s.lives(ctx, id) {
+		return min(s.cfg.EndWait, 500*time.Millisecond)
 	}
-	release()
-	return min(s.cfg.EndWait, 500*time.Millisecond)
+	return s.cfg.EndWait
 }
 
 // broken says whether err may mean that the machine inside is gone, as opposed
@@ -92,54 +73,105 @@ func endedError(id string, end sandbox.End) error {
 	return sb.Usable()
 }
 
-func (s processService) Start(ctx context.Context, r *connect.Request[covev1.StartProcessRequest], out *connect.ServerStream[covev1.ProcessEvent]) error {
-	if r.Msg.Process == nil {
-		return sandbox.InvalidField("process", "is missing; say what to run")
-	}
-	spec, err := wire.ProcessSpecFrom(r.Msg.Process)
+// ProcessSink takes the events of a process as they come, some at a time. It must
+// not hold them back once flush is set; without it the end of the stream, or
+// another event, follows at once. One call at a time.
+type ProcessSink func(evs []sandbox.ProcessEvent, flush bool) error
+
+// StartRequest asks for a process in a sandbox.
+type StartRequest struct {
+	Sandbox string
+	Process sandbox.ProcessSpec // without an ExecID it gets one
+	Offset  int64               // into the output of a process that was started before
+	// KillOnCancel has the process killed when its last reader left and did not
+	// come back.
+	KillOnCancel bool
+}
+
+// StartProcess runs a process and follows it to its end. With the ExecID of one
+// that was started before it runs nothing and follows that.
+func (s *Server) StartProcess(ctx context.Context, r StartRequest, sink ProcessSink) (err error) {
+	ctx, call, err := s.begin(ctx, "process.start", about("sandbox", r.Sandbox))
 	if err != nil {
 		return err
 	}
-	if spec.ExecID == "" {
-		spec.ExecID = sandbox.NewID(s.cfg.Rand)
-	}
-	if err := spec.Validate(); err != nil {
+	defer call.end(&err)
+	return s.start(ctx, r, call.onFirst(sink))
+}
+
+// ExecProcess is StartProcess for a dialect that collects what a process printed
+// and answers when it has ended.
+func (s *Server) ExecProcess(ctx context.Context, r StartRequest, sink ProcessSink) (err error) {
+	ctx, call, err := s.begin(ctx, "process.exec", about("id", r.Sandbox), about("exec", r.Process.ExecID))
+	if err != nil {
 		return err
 	}
-	if len(spec.Input) > maxInput {
-		return tooMuchInput("process.input", len(spec.Input))
+	defer call.end(&err)
+	return s.start(ctx, r, sink)
+}
+
+func (s *Server) start(ctx context.Context, r StartRequest, sink ProcessSink) error {
+	if r.Process.ExecID == "" {
+		r.Process.ExecID = sandbox.NewID(s.cfg.Rand)
 	}
-	if err := validOffset(r.Msg.Offset); err != nil {
+	if err := r.Process.Validate(); err != nil {
 		return err
 	}
-	who := follower{r.Msg.SandboxId, spec.ExecID, r.Msg.KillOnCancel}
-	return s.stream(ctx, who, out.Send, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
-		return inProcess(g.Start(ctx, spec, r.Msg.Offset, sink))
+	if len(r.Process.Input) > MaxInput {
+		return TooMuchInput("process.input", len(r.Process.Input))
+	}
+	if err := validOffset(r.Offset); err != nil {
+		return err
+	}
+	step, err := s.beginStep(ctx, r)
+	if err != nil {
+		return err
+	}
+	if step != nil {
+		sink = step.tap(s, sink)
+		defer func() { s.leaveStep(step, err) }()
+		s.observe(ctx, step, step.of.run)
+	}
+	who := follower{r.Sandbox, r.Process.ExecID, r.KillOnCancel}
+	err = s.stream(ctx, who, sink, func(ctx context.Context) iter.Seq2[sandbox.ProcessEvent, error] {
+		return inProcess(s.node.Start(ctx, r.Sandbox, r.Process, r.Offset))
 	})
+	return err
 }
 
-// inProcess spells the field of a guest's error as the request does: the guest
-// knows a process, not the message around it.
-func inProcess(err error) error {
-	var e *sandbox.Error
-	if !errors.As(err, &e) || e.Field == "" || strings.HasPrefix(e.Field, "process") {
-		return err
+// inProcess spells the field of a stream's error as a request does: the node
+// knows a process, not what is around it.
+func inProcess(events iter.Seq2[sandbox.ProcessEvent, error]) iter.Seq2[sandbox.ProcessEvent, error] {
+	return func(yield func(sandbox.ProcessEvent, error) bool) {
+		for ev, err := range events {
+			var e *sandbox.Error
+			if errors.As(err, &e) && e.Field != "" && !strings.HasPrefix(e.Field, "process") {
+				c := *e
+				c.Field = "process." + c.Field
+				err = &c
+			}
+			if !yield(ev, err) {
+				return
+			}
+		}
 	}
-	c := *e
-	c.Field = "process." + c.Field
-	return &c
 }
 
-func (s processService) Attach(ctx context.Context, r *connect.Request[covev1.AttachProcessRequest], out *connect.ServerStream[covev1.ProcessEvent]) error {
-	if err := sandbox.ValidateExecID("exec_id", r.Msg.ExecId); err != nil {
+// AttachProcess follows a process from an offset of its output.
+func (s *Server) AttachProcess(ctx context.Context, id, exec string, offset int64, killOnCancel bool, sink ProcessSink) (err error) {
+	ctx, call, err := s.begin(ctx, "process.attach", about("sandbox", id), about("exec", exec))
+	if err != nil {
 		return err
 	}
-	if err := validOffset(r.Msg.Offset); err != nil {
+	defer call.end(&err)
+	if killOnCancel { // to look on is to read, to have it killed is not
+		err = call.needs(writes("kill_on_cancel", "processes"))
+	}
+	if err := firstError(err, sandbox.ValidateExecID("exec_id", exec), validOffset(offset)); err != nil {
 		return err
 	}
-	who := follower{r.Msg.SandboxId, r.Msg.ExecId, r.Msg.KillOnCancel}
-	return s.stream(ctx, who, out.Send, func(ctx context.Context, g Guest, sink func(sandbox.ProcessEvent) error) error {
-		return g.Attach(ctx, r.Msg.ExecId, r.Msg.Offset, sink)
+	return s.stream(ctx, follower{id, exec, killOnCancel}, sink, func(ctx context.Context) iter.Seq2[sandbox.ProcessEvent, error] {
+		return s.node.Attach(ctx, id, exec, offset)
 	})
 }
 
@@ -148,87 +180,74 @@ func (s processService) Attach(ctx context.Context, r *connect.Request[covev1.At
 //
 // When the connection breaks because the sandbox is over or was reset, the
 // stream still ends properly: with an end event that has the sandbox's cause.
-func (s *Server) stream(ctx context.Context, who follower, send func(*covev1.ProcessEvent) error,
-	follow func(context.Context, Guest, func(sandbox.ProcessEvent) error) error,
+func (s *Server) stream(ctx context.Context, who follower, sink ProcessSink,
+	follow func(context.Context) iter.Seq2[sandbox.ProcessEvent, error],
 ) error {
 	id := who.sandbox
-	g, release, err := s.guest(ctx, id)
-	if err != nil {
+	if err := validID("sandbox_id", id); err != nil {
 		return err
 	}
-	defer release()
 	s.strays.joined(who)
 	resets := s.ends.resetCount(id)
 	began := time.Now()
-	denied, missed := s.refused(ctx, id)
-	p := newPump(send, batchFrom(ctx), s.cfg.KeepAlive)
-	err = p.run(ctx, func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error { return follow(ctx, g, sink) })
-	s.left(ctx, who, p.started && p.end == nil)
+	before := s.traffic(ctx, id)
+	p := newPump(sink, s.cfg.KeepAlive)
+	err := p.run(ctx, follow)
+	s.left(ctx, who, p.started && p.end == nil && !errors.Is(p.sendErr, sandbox.ErrAsleep))
 	switch {
 	case p.sendErr != nil:
 		return p.sendErr
 	case p.end != nil: // the pump leaves sending it to us
 		if suspicious(p.end.End) {
-			p.batch.release(true) // the output need not wait with it
+			_ = p.sink(nil, true) // the output need not wait with it
 		}
 		end := s.correctEnd(ctx, id, resets, *p.end)
-		nowDenied, nowMissed := s.refused(ctx, id)
-		end.EgressDenied, end.ReplayMissed = max(0, nowDenied-denied), max(0, nowMissed-missed)
+		now := s.traffic(ctx, id)
+		end.EgressDenied, end.ReplayMissed = max(0, now.Denied-before.Denied), max(0, now.Missed-before.Missed)
+		end.EgressSent, end.EgressReceived = grown(now.Sent, before.Sent), grown(now.Received, before.Received)
 		return p.finish(end)
 	case err == nil:
 		err = &sandbox.Error{Class: sandbox.Unavailable, Msg: "the stream ended before the process", Hint: "attach again by its exec_id"}
+	}
+	if !p.started && (errors.Is(err, sandbox.ErrNoSandbox) || errors.Is(err, sandbox.ErrEnded)) {
+		return s.explain(ctx, id, err)
 	}
 	if ctx.Err() != nil || !broken(err) {
 		return err
 	}
 	if !p.started {
-		if s.restored(ctx, id, resets) { // nothing of it has begun where it would go on: it begins there
-			return s.stream(ctx, who, send, follow)
+		end, ok := s.endOfProcess(ctx, id, resets, s.endWait(ctx, id))
+		switch {
+		case !ok:
+			return err
+		case end.Cause == sandbox.ResetCause && s.lives(ctx, id): // nothing of it has begun where it would go on: it begins there
+			return s.stream(ctx, who, sink, follow)
 		}
-		if end, ok := s.awaitEnd(ctx, id, s.doubt(ctx, id)); ok {
-			return endedError(id, end)
-		}
-		return err
+		return endedError(id, end)
 	}
-	end, ok := s.endOfProcess(ctx, id, resets)
+	end, ok := s.endOfProcess(ctx, id, resets, s.cfg.EndWait)
 	if !ok {
 		return err
 	}
 	return p.finish(sandbox.ProcessEnd{End: end, OutputBytes: p.offset, Duration: time.Since(began)})
 }
 
-// restored says whether a sandbox whose guest went away got another. One that
-// ended did not.
-func (s *Server) restored(ctx context.Context, id string, resets uint64) bool {
-	if s.ends.resetCount(id) == resets {
-		return false
-	}
-	_, release, err := s.node.Guest(ctx, id)
-	if err == nil {
-		release()
-	}
-	return err == nil
-}
-
 // endOfProcess is why a process went whose connection broke: its episode was
-// reset or its sandbox ended. ok is false if neither is known to have happened.
-func (s *Server) endOfProcess(ctx context.Context, id string, resets uint64) (end sandbox.End, ok bool) {
-	if s.ends.resetCount(id) != resets {
-		return sandbox.End{Cause: sandbox.ResetCause, At: s.cfg.Clock().UTC()}, true
-	}
+// reset or its sandbox ended. ok is false if neither is known to have happened
+// after a while.
+func (s *Server) endOfProcess(ctx context.Context, id string, resets uint64, wait time.Duration) (end sandbox.End, ok bool) {
+	reset := func() bool { return s.ends.resetSince(id, resets) }
 	// A restore that was under way when the process began is noted before it
 	// takes the old kernel away and once more when it has.
-	for until := time.Now().Add(s.cfg.EndWait); ; {
-		if end, ok := s.awaitEnd(ctx, id, min(resetNews, s.cfg.EndWait)); ok {
+	if !reset() {
+		if end, ok := s.awaitEndUnless(ctx, id, wait, reset); ok {
 			return end, true
 		}
-		if s.ends.resetCount(id) != resets {
-			return sandbox.End{Cause: sandbox.ResetCause, At: s.cfg.Clock().UTC()}, true
-		}
-		if ctx.Err() != nil || !time.Now().Before(until) {
-			return sandbox.End{}, false
-		}
 	}
+	if reset() {
+		return sandbox.End{Cause: sandbox.ResetCause, At: s.cfg.Clock().UTC()}, true
+	}
+	return sandbox.End{}, false
 }
 
 // suspicious says whether an end may be the sandbox's rather than the
@@ -240,7 +259,7 @@ func (s *Server) correctEnd(ctx context.Context, id string, resets uint64, end s
 	if !suspicious(end.End) {
 		return end
 	}
-	if s.ends.resetCount(id) != resets {
+	if s.ends.resetSince(id, resets) {
 		end.Cause = sandbox.ResetCause
 		return end
 	}
@@ -250,124 +269,130 @@ func (s *Server) correctEnd(ctx context.Context, id string, resets uint64, end s
 	return end
 }
 
-func (s processService) SendInput(ctx context.Context, r *connect.Request[covev1.SendInputRequest]) (*connect.Response[covev1.SendInputResponse], error) {
-	if err := sandbox.ValidateExecID("exec_id", r.Msg.ExecId); err != nil {
-		return nil, err
-	}
-	if len(r.Msg.Data) > maxInput {
-		return nil, tooMuchInput("data", len(r.Msg.Data))
-	}
-	return answer(&covev1.SendInputResponse{}, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		return g.SendInput(ctx, r.Msg.ExecId, r.Msg.Data)
-	}))
-}
-
-func (s processService) CloseInput(ctx context.Context, r *connect.Request[covev1.CloseInputRequest]) (*connect.Response[covev1.CloseInputResponse], error) {
-	if err := sandbox.ValidateExecID("exec_id", r.Msg.ExecId); err != nil {
-		return nil, err
-	}
-	return answer(&covev1.CloseInputResponse{}, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		return g.CloseInput(ctx, r.Msg.ExecId)
-	}))
-}
-
-func (s processService) Signal(ctx context.Context, r *connect.Request[covev1.SignalRequest]) (*connect.Response[covev1.SignalResponse], error) {
-	if err := sandbox.ValidateExecID("exec_id", r.Msg.ExecId); err != nil {
-		return nil, err
-	}
-	sig := r.Msg.Signal
-	if sig == "" {
-		sig = "SIGKILL"
-	}
-	if len(sig) > 16 {
-		return nil, sandbox.InvalidField("signal", `%.20q is no signal; "SIGTERM", "TERM" or "15" is accepted`, sig)
-	}
-	return answer(&covev1.SignalResponse{}, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		return g.Signal(ctx, r.Msg.ExecId, sig, r.Msg.ProcessOnly)
-	}))
-}
-
-func (s processService) Resize(ctx context.Context, r *connect.Request[covev1.ResizeRequest]) (*connect.Response[covev1.ResizeResponse], error) {
-	if err := sandbox.ValidateExecID("exec_id", r.Msg.ExecId); err != nil {
-		return nil, err
-	}
-	size, err := wire.TermSizeFrom("size", r.Msg.Size)
+// SendInput writes to the stdin of a process.
+func (s *Server) SendInput(ctx context.Context, id, exec string, data []byte) (err error) {
+	ctx, call, err := s.begin(ctx, "process.send_input", about("sandbox", id), about("exec", exec))
 	if err != nil {
-		return nil, err
+		return err
+	}
+	defer call.end(&err)
+	if err := sandbox.ValidateExecID("exec_id", exec); err != nil {
+		return err
+	}
+	if len(data) > MaxInput {
+		return TooMuchInput("data", len(data))
+	}
+	err = s.inside(ctx, id, func() error { return s.node.SendInput(ctx, id, exec, data) })
+	if err == nil {
+		s.stepInput(id, exec, data, false)
+	}
+	return err
+}
+
+// CloseInput ends the stdin of a process.
+func (s *Server) CloseInput(ctx context.Context, id, exec string) (err error) {
+	ctx, call, err := s.begin(ctx, "process.close_input", about("sandbox", id), about("exec", exec))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	if err := sandbox.ValidateExecID("exec_id", exec); err != nil {
+		return err
+	}
+	err = s.inside(ctx, id, func() error { return s.node.CloseInput(ctx, id, exec) })
+	if err == nil {
+		s.stepInput(id, exec, nil, true)
+	}
+	return err
+}
+
+// SignalProcess sends a signal to a process and its children, or to it alone; "" is
+// SIGKILL.
+func (s *Server) SignalProcess(ctx context.Context, id, exec, signal string, processOnly bool) (err error) {
+	ctx, call, err := s.begin(ctx, "process.signal", about("sandbox", id), about("exec", exec))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	if err := sandbox.ValidateExecID("exec_id", exec); err != nil {
+		return err
+	}
+	if len(signal) > 16 {
+		return sandbox.InvalidField("signal", `%.20q is no signal; "SIGTERM", "TERM" or "15" is accepted`, signal)
+	}
+	return s.inside(ctx, id, func() error { return s.node.Signal(ctx, id, exec, cmp.Or(signal, "SIGKILL"), processOnly) })
+}
+
+// ResizeTerminal tells a process the size of its terminal.
+func (s *Server) ResizeTerminal(ctx context.Context, id, exec string, size *sandbox.TermSize) (err error) {
+	ctx, call, err := s.begin(ctx, "process.resize", about("sandbox", id), about("exec", exec))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	if err := sandbox.ValidateExecID("exec_id", exec); err != nil {
+		return err
 	}
 	if size == nil {
-		return nil, sandbox.InvalidField("size", "is missing; rows and cols are needed")
+		return sandbox.InvalidField("size", "is missing; rows and cols are needed")
 	}
 	if err := sandbox.ValidateTermSize("size", *size); err != nil {
-		return nil, err
-	}
-	return answer(&covev1.ResizeResponse{}, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		return g.Resize(ctx, r.Msg.ExecId, *size)
-	}))
-}
-
-func (s processService) List(ctx context.Context, r *connect.Request[covev1.ListProcessesRequest]) (*connect.Response[covev1.ListProcessesResponse], error) {
-	out := &covev1.ListProcessesResponse{}
-	return answer(out, s.withGuest(ctx, r.Msg.SandboxId, func(g Guest) error {
-		ps, tasks, err := g.Processes(ctx)
-		for _, p := range ps {
-			out.Processes = append(out.Processes, wire.Process(p))
-		}
-		for _, t := range tasks {
-			out.Tasks = append(out.Tasks, wire.Task(t))
-		}
 		return err
-	}))
+	}
+	return s.inside(ctx, id, func() error { return s.node.Resize(ctx, id, exec, *size) })
 }
 
-func (s processService) Wait(ctx context.Context, r *connect.Request[covev1.WaitProcessRequest]) (*connect.Response[covev1.WaitProcessResponse], error) {
-	if err := sandbox.ValidateExecID("exec_id", r.Msg.ExecId); err != nil {
-		return nil, err
-	}
-	most, err := wire.DurationFrom("max_wait", r.Msg.MaxWait)
+// ListProcesses lists what was started in a sandbox, and what runs there.
+func (s *Server) ListProcesses(ctx context.Context, id string) (ps []sandbox.Process, tasks []sandbox.Task, err error) {
+	ctx, call, err := s.begin(ctx, "process.list", about("sandbox", id))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	defer call.end(&err)
+	err = s.inside(ctx, id, func() error {
+		ps, tasks, err = s.node.Processes(ctx, id)
+		return err
+	})
+	return ps, tasks, err
+}
+
+// WaitProcess waits for the end of a process, at most so long; 0 is a minute.
+// ended is false if it still runs.
+func (s *Server) WaitProcess(ctx context.Context, id, exec string, most time.Duration) (end sandbox.ProcessEnd, ended bool, err error) {
+	ctx, call, err := s.begin(ctx, "process.wait", about("sandbox", id), about("exec", exec))
+	if err != nil {
+		return end, false, err
+	}
+	defer call.end(&err)
+	if err := sandbox.ValidateExecID("exec_id", exec); err != nil {
+		return end, false, err
 	}
 	if most < 0 || most > longestWait {
-		return nil, sandbox.InvalidField("max_wait", "%s is not accepted; up to %s is, or 0 for %s", most, longestWait, defaultWait)
+		return end, false, sandbox.InvalidField("max_wait", "%s is not accepted; up to %s is, or 0 for %s", most, longestWait, defaultWait)
 	}
-	if most == 0 {
-		most = defaultWait
+	if err := validID("sandbox_id", id); err != nil {
+		return end, false, err
 	}
-	id := r.Msg.SandboxId
-	g, release, err := s.guest(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
 	resets := s.ends.resetCount(id)
 	began := time.Now()
-	wctx, cancel := context.WithTimeout(ctx, most)
+	waiting, cancel := context.WithTimeout(ctx, cmp.Or(most, defaultWait))
 	defer cancel()
-	end, err := g.Wait(wctx, r.Msg.ExecId)
+	end, err = s.node.Wait(waiting, id, exec)
 	switch {
 	case err == nil:
-		end = s.correctEnd(ctx, id, resets, end)
-	case ctx.Err() == nil && wctx.Err() != nil: // still running
-		return connect.NewResponse(&covev1.WaitProcessResponse{}), nil
+		return s.correctEnd(ctx, id, resets, end), true, nil
+	case ctx.Err() == nil && waiting.Err() != nil: // still running
+		return end, false, nil
+	case errors.Is(err, sandbox.ErrNoSandbox):
+		return end, false, s.explain(ctx, id, err)
 	case ctx.Err() != nil || !broken(err):
-		return nil, err
-	default:
-		why, ok := s.endOfProcess(ctx, id, resets)
-		if !ok {
-			return nil, err
-		}
-		end = sandbox.ProcessEnd{End: why, Duration: time.Since(began)}
+		return end, false, err
 	}
-	return connect.NewResponse(&covev1.WaitProcessResponse{End: wire.ProcessEnd(end)}), nil
-}
-
-// answer is the response, unless there is an error.
-func answer[T any](m *T, err error) (*connect.Response[T], error) {
-	if err != nil {
-		return nil, err
+	why, ok := s.endOfProcess(ctx, id, resets, s.cfg.EndWait)
+	if !ok {
+		return end, false, err
 	}
-	return connect.NewResponse(m), nil
+	return sandbox.ProcessEnd{End: why, Duration: time.Since(began)}, true, nil
 }
 
 func validOffset(n int64) error {
@@ -377,8 +402,9 @@ func validOffset(n int64) error {
 	return nil
 }
 
-func tooMuchInput(field string, n int) error {
+// TooMuchInput is the error of more input than one call takes, in a field.
+func TooMuchInput(field string, n int) error {
 	return &sandbox.Error{Class: sandbox.TooLarge, Field: field,
-		Msg:  fmt.Sprintf("%s in one call; at most %s are accepted", sandbox.FormatSize(int64(n)), sandbox.FormatSize(maxInput)),
+		Msg:  fmt.Sprintf("%s in one call; at most %s are accepted", sandbox.FormatSize(int64(n)), sandbox.FormatSize(MaxInput)),
 		Hint: "send it in pieces, or as a file over PUT /v1/sandboxes/{id}/files"}
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"iter"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
@@ -44,6 +46,16 @@ func TestProcessStreams(t *testing.T) {
 	}
 }
 
+// asleep starts a command that has said so, and sleeps.
+func (w *world) asleep(id, exec string) *connect.ServerStreamForClient[covev1.ProcessEvent] {
+	w.Helper()
+	s := w.start(id, exec, sleeping)
+	if !s.Receive() || string(s.Msg().GetOutput().GetData()) != "sleeping\n" {
+		w.Fatalf("it does not sleep: %v, %v", s.Msg(), s.Err())
+	}
+	return s
+}
+
 // Whatever ends a sandbox ends the streams of its processes with that cause,
 // not with a broken connection.
 func TestSandboxEndEndsStreams(t *testing.T) {
@@ -51,7 +63,7 @@ func TestSandboxEndEndsStreams(t *testing.T) {
 		t.Run(string(cause), func(t *testing.T) {
 			w := newWorld(t)
 			sb := w.create(nil)
-			s := w.start(sb.Id, "p", "sleep")
+			s := w.asleep(sb.Id, "p")
 			waited := make(chan *covev1.ProcessEnd, 1)
 			go func() {
 				r, err := w.client.Processes.Wait(t.Context(), connect.NewRequest(&covev1.WaitProcessRequest{SandboxId: sb.Id, ExecId: "p"}))
@@ -61,9 +73,9 @@ func TestSandboxEndEndsStreams(t *testing.T) {
 				waited <- r.Msg.GetEnd()
 			}()
 			held(w, 2)
-			w.node.die(sb.Id, cause)
+			w.die(sb.Id, cause)
 			out, end, err := rest(s)
-			if err != nil || out != "sleeping\n" || end.GetEnd().GetCause() != string(cause) || end.OutputBytes != 9 {
+			if err != nil || out != "" || end.GetEnd().GetCause() != string(cause) || end.OutputBytes != 9 {
 				t.Errorf("got %q, %v, %v", out, end, err)
 			}
 			if end := <-waited; end.GetEnd().GetCause() != string(cause) {
@@ -74,7 +86,7 @@ func TestSandboxEndEndsStreams(t *testing.T) {
 	t.Run("killed by user", func(t *testing.T) {
 		w := newWorld(t)
 		sb := w.create(nil)
-		s := w.start(sb.Id, "p", "sleep")
+		s := w.start(sb.Id, "p", sleeping)
 		w.kill(sb.Id)
 		if _, end, err := rest(s); err != nil || end.GetEnd().GetCause() != "killed_by_user" {
 			t.Errorf("got %v, %v", end, err)
@@ -83,7 +95,7 @@ func TestSandboxEndEndsStreams(t *testing.T) {
 	t.Run("reset", func(t *testing.T) {
 		w := newWorld(t)
 		sb := w.create(nil)
-		s := w.start(sb.Id, "p", "sleep")
+		s := w.start(sb.Id, "p", sleeping)
 		if _, err := w.client.Sandboxes.Reset(t.Context(), connect.NewRequest(&covev1.ResetRequest{Id: sb.Id})); err != nil {
 			t.Fatal(err)
 		}
@@ -108,8 +120,8 @@ func TestSandboxEndEndsStreams(t *testing.T) {
 	t.Run("only the connection", func(t *testing.T) {
 		w := newWorld(t, func(c *Config) { c.EndWait = time.Millisecond })
 		sb := w.create(nil)
-		s := w.start(sb.Id, "p", "sleep")
-		close(w.guest(sb.Id).cut)
+		s := w.start(sb.Id, "p", sleeping)
+		close(w.node.cut)
 		_, _, err := rest(s)
 		wantError(t, err, sandbox.ErrUnavailable)
 	})
@@ -118,10 +130,7 @@ func TestSandboxEndEndsStreams(t *testing.T) {
 // held waits until n calls hold a guest.
 func held(w *world, n int) {
 	for {
-		w.node.mu.Lock()
-		got := w.node.held
-		w.node.mu.Unlock()
-		if got >= n {
+		if w.node.saw().held >= n {
 			return
 		}
 		select {
@@ -136,24 +145,26 @@ func held(w *world, n int) {
 func TestSIGKILLFromADyingSandbox(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create(nil)
-	s := w.start(sb.Id, "p", "suicide")
+	s := w.start(sb.Id, "p", "kill -KILL $$")
 	if _, end, err := rest(s); err != nil || end.GetEnd().GetCause() != "signalled" || end.End.Signal != "SIGKILL" {
 		t.Errorf("got %v, %v", end, err)
 	}
+	// The process goes first, and the end of the container comes right after.
+	w.node.onEvent = func(ev sandbox.ProcessEvent) {
+		if ev.End != nil {
+			w.node.die(sb.Id, sandbox.InitKilled)
+		}
+	}
 	s, err := w.client.Processes.Start(t.Context(), connect.NewRequest(&covev1.StartProcessRequest{SandboxId: sb.Id,
-		Process: &covev1.ProcessSpec{ExecId: "q", Command: "sleep"}}))
+		Process: &covev1.ProcessSpec{ExecId: "q", Command: sleeping}}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
 	s.Receive()
-	w.node.mu.Lock()
-	g := w.node.live[sb.Id]
-	w.node.mu.Unlock()
-	w.node.die(sb.Id, sandbox.InitKilled)
-	g.mu.Lock()
-	g.procs["q"].endLocked(sandbox.End{Cause: sandbox.Signalled, Signal: "SIGKILL"})
-	g.mu.Unlock()
+	if err := unix.Kill(int(s.Msg().GetStarted().Pid), unix.SIGKILL); err != nil { // a process of this machine
+		t.Fatal(err)
+	}
 	if _, end, err := rest(s); err != nil || end.GetEnd().GetCause() != "init_killed" {
 		t.Errorf("got %v, %v", end, err)
 	}
@@ -164,7 +175,7 @@ func TestLeavingAStreamDoesNotEndTheProcess(t *testing.T) {
 	sb := w.create(nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	s, err := w.client.Processes.Start(ctx, connect.NewRequest(&covev1.StartProcessRequest{SandboxId: sb.Id,
-		Process: &covev1.ProcessSpec{ExecId: "p", Command: "sleep", Stdin: true}}))
+		Process: &covev1.ProcessSpec{ExecId: "p", Command: "echo sleeping; exec cat", Stdin: true}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,14 +186,14 @@ func TestLeavingAStreamDoesNotEndTheProcess(t *testing.T) {
 	wantError(t, s.Err(), sandbox.ErrCanceled)
 	_ = s.Close()
 
-	wait := func() *covev1.ProcessEnd {
-		r, err := w.client.Processes.Wait(t.Context(), connect.NewRequest(&covev1.WaitProcessRequest{SandboxId: sb.Id, ExecId: "p", MaxWait: durationpb.New(1)}))
+	wait := func(most time.Duration) *covev1.ProcessEnd {
+		r, err := w.client.Processes.Wait(t.Context(), connect.NewRequest(&covev1.WaitProcessRequest{SandboxId: sb.Id, ExecId: "p", MaxWait: durationpb.New(most)}))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return r.Msg.End
 	}
-	if end := wait(); end != nil {
+	if end := wait(1); end != nil {
 		t.Fatalf("it ended: %v", end)
 	}
 	if _, err := w.client.Processes.SendInput(t.Context(), connect.NewRequest(&covev1.SendInputRequest{SandboxId: sb.Id, ExecId: "p", Data: []byte("more")})); err != nil {
@@ -203,7 +214,7 @@ func TestLeavingAStreamDoesNotEndTheProcess(t *testing.T) {
 	if _, end, err := rest(a); err != nil || end.GetEnd().GetCause() != "killed_by_user" || end.End.Signal != "SIGKILL" {
 		t.Errorf("got %v, %v", end, err)
 	}
-	if end := wait(); end.GetEnd().GetCause() != "killed_by_user" {
+	if end := wait(time.Minute); end.GetEnd().GetCause() != "killed_by_user" {
 		t.Errorf("got %v", end)
 	}
 }
@@ -212,7 +223,7 @@ func TestLeavingAStreamDoesNotEndTheProcess(t *testing.T) {
 func TestDrainCutsStreams(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create(nil)
-	s := w.start(sb.Id, "p", "sleep")
+	s := w.asleep(sb.Id, "p")
 	ctx, cancel := context.WithCancel(t.Context())
 	drained := make(chan int)
 	go func() { drained <- w.server.Drain(ctx) }()
@@ -228,7 +239,7 @@ func TestDrainCutsStreams(t *testing.T) {
 	cancel() // the deadline
 	out, end, err := rest(s)
 	e := wantError(t, err, sandbox.ErrUnavailable, "stopping", "exec_id")
-	if out != "sleeping\n" || end != nil || e.RetryAfter == 0 {
+	if out != "" || end != nil || e.RetryAfter == 0 {
 		t.Errorf("got %q, %v, %+v", out, end, e)
 	}
 	if left := <-drained; left != 0 {
@@ -246,7 +257,7 @@ func TestHundredsOfStreamsOnOneConnection(t *testing.T) {
 	const n = 400 // net/http's own cap is 250
 	var streams [n]*connect.ServerStreamForClient[covev1.ProcessEvent]
 	for i := range n {
-		wg.Go(func() { streams[i] = w.start(sb.Id, "", "sleep") })
+		wg.Go(func() { streams[i] = w.start(sb.Id, "", sleeping) })
 	}
 	wg.Wait()
 	w.kill(sb.Id)
@@ -257,21 +268,44 @@ func TestHundredsOfStreamsOnOneConnection(t *testing.T) {
 	}
 }
 
+// Who hears late that its connection broke is told of the sandbox's end, not of a
+// reset that was over when its process began.
+func TestTheEndOfASandboxThatWasReset(t *testing.T) {
+	w := newWorld(t)
+	sb := w.create(nil)
+	if _, err := w.client.Sandboxes.Reset(t.Context(), connect.NewRequest(&covev1.ResetRequest{Id: sb.Id})); err != nil {
+		t.Fatal(err)
+	}
+	resets := w.server.ends.resetCount(sb.Id)
+	if resets == 0 {
+		t.Fatal("a reset is not counted")
+	}
+	w.kill(sb.Id)
+	w.ended(sb.Id)
+	if end, ok := w.server.endOfProcess(w.own(), sb.Id, resets, time.Minute); !ok || end.Cause != sandbox.KilledByUser {
+		t.Errorf("%v, %v", end, ok)
+	}
+	killed := sandbox.ProcessEnd{End: sandbox.End{Cause: sandbox.Signalled, Signal: "SIGKILL"}}
+	if end := w.server.correctEnd(w.own(), sb.Id, resets, killed); end.Cause != sandbox.KilledByUser {
+		t.Errorf("%v", end)
+	}
+}
+
 // sent collects what a pump sends.
 type sent struct {
 	mu   sync.Mutex
-	evs  []*covev1.ProcessEvent
+	evs  []sandbox.ProcessEvent
 	gate chan struct{} // if set, each send waits for it
 	fail error
 }
 
-func (s *sent) send(ev *covev1.ProcessEvent) error {
+func (s *sent) send(evs []sandbox.ProcessEvent, _ bool) error {
 	if s.gate != nil {
 		<-s.gate
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.evs = append(s.evs, ev)
+	s.evs = append(s.evs, evs...)
 	return s.fail
 }
 
@@ -282,19 +316,19 @@ func output(off int64, data string) sandbox.ProcessEvent {
 func TestPumpKeepsQuietStreamsAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got sent
-		p := newPump(got.send, nil, 15*time.Second)
-		err := p.run(t.Context(), func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error {
+		p := newPump(got.send, 15*time.Second)
+		err := p.run(t.Context(), sunk(func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error {
 			_ = sink(output(0, "a"))
 			time.Sleep(50 * time.Second) // virtual
 			return sink(output(1, "b"))
-		})
+		}))
 		var kinds []string
 		for _, ev := range got.evs {
 			switch {
-			case ev.GetKeepAlive() != nil:
+			case ev.Output == nil:
 				kinds = append(kinds, "alive")
 			default:
-				kinds = append(kinds, string(ev.GetOutput().Data))
+				kinds = append(kinds, string(ev.Output.Data))
 			}
 		}
 		if err != nil || strings.Join(kinds, " ") != "a alive alive alive b" {
@@ -307,7 +341,7 @@ func TestPumpKeepsQuietStreamsAlive(t *testing.T) {
 func TestPumpJoinsSmallOutputs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		got := sent{gate: make(chan struct{})}
-		p := newPump(got.send, nil, time.Hour)
+		p := newPump(got.send, time.Hour)
 		buf := []byte("x")
 		go func() {
 			synctest.Wait()
@@ -316,7 +350,7 @@ func TestPumpJoinsSmallOutputs(t *testing.T) {
 			}
 			close(got.gate)
 		}()
-		err := p.run(t.Context(), func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error {
+		err := p.run(t.Context(), sunk(func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error {
 			for i := range int64(1000) {
 				ev := output(i, "")
 				ev.Output.Data = buf // reused, as a connection does
@@ -329,7 +363,7 @@ func TestPumpJoinsSmallOutputs(t *testing.T) {
 				}
 			}
 			return sink(sandbox.ProcessEvent{End: &sandbox.ProcessEnd{}})
-		})
+		}))
 		if err != nil || p.end == nil || p.offset != 1000 {
 			t.Fatal(err, p.end, p.offset)
 		}
@@ -338,13 +372,13 @@ func TestPumpJoinsSmallOutputs(t *testing.T) {
 		}
 		next := int64(0)
 		for _, ev := range got.evs {
-			o := ev.GetOutput()
+			o := ev.Output
 			if o.Offset != next {
 				t.Errorf("offset %d, want %d", o.Offset, next)
 			}
 			for i, b := range o.Data {
-				if b != 'a'+byte((next+int64(i))%26) || (o.Stream == covev1.OutputStream_OUTPUT_STREAM_STDERR) != (next >= 500) {
-					t.Fatalf("byte %d is %c of %s", next+int64(i), b, o.Stream)
+				if b != 'a'+byte((next+int64(i))%26) || (o.Stream == sandbox.Stderr) != (next >= 500) {
+					t.Fatalf("byte %d is %c of %d", next+int64(i), b, o.Stream)
 				}
 			}
 			next += int64(len(o.Data))
@@ -359,18 +393,18 @@ func TestPumpJoinsSmallOutputs(t *testing.T) {
 func TestPumpPushesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		got := sent{gate: make(chan struct{})}
-		p := newPump(got.send, nil, time.Hour)
+		p := newPump(got.send, time.Hour)
 		var put int64
 		go func() {
 			synctest.Wait()
-			if put > 2*pumpRoom {
+			if put > 2*pumpBytes {
 				t.Errorf("%d bytes wait for a reader that does not read", put)
 			}
 			close(got.gate)
 		}()
 		chunk := strings.Repeat("x", 64<<10)
 		const total = 16 << 20
-		err := p.run(t.Context(), func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error {
+		err := p.run(t.Context(), sunk(func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error {
 			for put < total {
 				if err := sink(output(put, chunk)); err != nil {
 					return err
@@ -378,7 +412,7 @@ func TestPumpPushesBack(t *testing.T) {
 				put += int64(len(chunk))
 			}
 			return nil
-		})
+		}))
 		if err != nil || p.offset != total {
 			t.Errorf("%v, %d sent", err, p.offset)
 		}
@@ -389,16 +423,34 @@ func TestPumpStopsWhenTheReaderIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gone := errors.New("gone")
 		got := sent{fail: gone}
-		p := newPump(got.send, nil, time.Hour)
-		err := p.run(t.Context(), func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error {
+		p := newPump(got.send, time.Hour)
+		err := p.run(t.Context(), sunk(func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error {
 			if err := sink(output(0, "a")); err != nil {
 				return err
 			}
 			<-ctx.Done()
 			return ctx.Err()
-		})
+		}))
 		if !errors.Is(p.sendErr, gone) || !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v and %v", p.sendErr, err)
 		}
 	})
+}
+
+// sunk is a stream of what f gives its sink.
+func sunk(f func(ctx context.Context, sink func(sandbox.ProcessEvent) error) error) func(context.Context) iter.Seq2[sandbox.ProcessEvent, error] {
+	return func(ctx context.Context) iter.Seq2[sandbox.ProcessEvent, error] {
+		return func(yield func(sandbox.ProcessEvent, error) bool) {
+			left := errors.New("left")
+			err := f(ctx, func(ev sandbox.ProcessEvent) error {
+				if !yield(ev, nil) {
+					return left
+				}
+				return nil
+			})
+			if err != nil && err != left {
+				yield(sandbox.ProcessEvent{}, err)
+			}
+		}
+	}
 }

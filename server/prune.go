@@ -5,38 +5,52 @@ import (
 	"slices"
 	"time"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/snapshot"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
 
-// Prune deletes what the rules do not keep. keep_last is per sandbox; with it
-// alone, whatever is beyond goes. Beside max_age and max_bytes it protects.
-func (s snapshotService) Prune(ctx context.Context, r *connect.Request[covev1.PruneSnapshotsRequest]) (*connect.Response[covev1.PruneSnapshotsResponse], error) {
-	m := r.Msg
-	age, err := wire.DurationFrom("max_age", m.MaxAge)
-	if err == nil {
-		err = sandbox.ValidateRetention(int(m.KeepLast), m.KeepLabels, m.MaxBytes, age)
+// PruneRequest says which snapshots stay: what is beyond the rules goes.
+type PruneRequest struct {
+	Sandbox    string // only its own; "" = all
+	KeepLast   int    // of each sandbox
+	KeepLabels map[string]string
+	MaxBytes   int64
+	MaxAge     time.Duration
+	DryRun     bool
+}
+
+// PrunedSnapshot is one that went, or would have.
+type PrunedSnapshot struct {
+	ID     string
+	Reason string
+	Frees  int64
+}
+
+// PruneSnapshots deletes what the rules do not keep. KeepLast is per sandbox; with
+// it alone, whatever is beyond goes. Beside MaxAge and MaxBytes it protects.
+func (s *Server) PruneSnapshots(ctx context.Context, r PruneRequest) (removed []PrunedSnapshot, err error) {
+	ctx, call, err := s.begin(ctx, "snapshot.prune", about("sandbox", r.Sandbox))
+	if err != nil {
+		return nil, err
 	}
-	if err == nil && m.Sandbox != "" {
-		err = validID("sandbox", m.Sandbox)
+	defer call.end(&err)
+	err = sandbox.ValidateRetention(r.KeepLast, r.KeepLabels, r.MaxBytes, r.MaxAge)
+	if err == nil && r.Sandbox != "" {
+		err = validID("sandbox", r.Sandbox)
 	}
 	if err != nil {
 		return nil, err
 	}
-	snaps, err := s.allSnapshots(ctx, store.SnapshotFilter{Sandbox: m.Sandbox})
+	snaps, err := s.allSnapshots(ctx, store.SnapshotFilter{Sandbox: r.Sandbox})
 	if err != nil {
 		return nil, err
 	}
-	elsewhere, err := s.notIn(ctx, snaps, m.Sandbox != "")
+	elsewhere, err := s.notIn(ctx, snaps, r.Sandbox != "")
 	if err != nil {
 		return nil, err
 	}
-	sc, err := s.scales(ctx)
+	sizes, err := s.sizes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -44,11 +58,9 @@ func (s snapshotService) Prune(ctx context.Context, r *connect.Request[covev1.Pr
 	for _, snap := range snaps {
 		byID[snap.ID] = snap
 	}
-	out := &covev1.PruneSnapshotsResponse{}
-	for _, gone := range decidePrune(m, age, snaps, elsewhere, sc, s.cfg.Clock()) {
-		snap := byID[gone.ID]
-		if !m.DryRun {
-			err := s.deleteSnapshot(ctx, snap)
+	for _, gone := range decidePrune(r, snaps, elsewhere, sizes, s.cfg.Clock()) {
+		if !r.DryRun {
+			_, err := s.deleteSnapshot(ctx, byID[gone.ID])
 			if sandbox.ClassOf(err) == sandbox.NotFound {
 				continue // somebody was faster
 			}
@@ -57,12 +69,12 @@ func (s snapshotService) Prune(ctx context.Context, r *connect.Request[covev1.Pr
 				return nil, err
 			}
 		}
-		out.Removed = append(out.Removed, &covev1.PrunedSnapshot{Id: snap.ID, Reason: string(gone.Reason), Stored: gone.Frees})
+		removed = append(removed, PrunedSnapshot{ID: gone.ID, Reason: string(gone.Reason), Frees: gone.Frees})
 	}
-	if !m.DryRun && len(out.Removed) > 0 {
+	if !r.DryRun && len(removed) > 0 {
 		s.collectSoon(ctx)
 	}
-	return connect.NewResponse(out), nil
+	return removed, nil
 }
 
 // notIn is the snapshots in scope that a prune does not decide about: those of
@@ -91,22 +103,22 @@ const kept = "kept"
 
 // decidePrune takes snapshots newest first. What others need is neither counted
 // nor freed.
-func decidePrune(m *covev1.PruneSnapshotsRequest, age time.Duration, snaps, others []sandbox.Snapshot, sc scales, now time.Time) []snapshot.Removal {
+func decidePrune(r PruneRequest, snaps, others []sandbox.Snapshot, sc contentSizes, now time.Time) []snapshot.Removal {
 	var stays snapshot.Holding
 	for _, snap := range others {
 		stays.Add(sc.of(snap.Content))
 	}
 	list := make([]snapshot.Snap, 0, len(snaps))
-	seen := map[string]int32{}
+	seen := map[string]int{}
 	for _, snap := range snaps {
 		sn := snapshot.Snap{ID: snap.ID, Created: snap.CreatedAt, Blobs: slices.DeleteFunc(sc.of(snap.Content), stays.Has), Labels: map[string]string{}}
-		if seen[snap.Sandbox]++; seen[snap.Sandbox] <= m.KeepLast || hasAny(snap.Labels, m.KeepLabels) {
+		if seen[snap.Sandbox]++; seen[snap.Sandbox] <= r.KeepLast || hasAny(snap.Labels, r.KeepLabels) {
 			sn.Labels[kept] = kept
 		}
 		list = append(list, sn)
 	}
-	return snapshot.Decide(snapshot.Rules{KeepLabels: map[string]string{kept: kept}, MaxAge: age, MaxBytes: m.MaxBytes,
-		OnlyKept: age == 0 && m.MaxBytes == 0}, list, now)
+	return snapshot.Decide(snapshot.Rules{KeepLabels: map[string]string{kept: kept}, MaxAge: r.MaxAge, MaxBytes: r.MaxBytes,
+		OnlyKept: r.MaxAge == 0 && r.MaxBytes == 0}, list, now)
 }
 
 func hasAny(have, want map[string]string) bool {
@@ -120,9 +132,13 @@ func hasAny(have, want map[string]string) bool {
 
 // allSnapshots is every page of a list, newest first.
 func (s *Server) allSnapshots(ctx context.Context, f store.SnapshotFilter) (all []sandbox.Snapshot, err error) {
+	return listAll(ctx, s.store, f)
+}
+
+func listAll(ctx context.Context, st store.Snapshots, f store.SnapshotFilter) (all []sandbox.Snapshot, err error) {
 	f.PageSize = maxPage
 	for {
-		page, next, err := s.store.ListSnapshots(ctx, f)
+		page, next, err := st.ListSnapshots(ctx, f)
 		if err != nil {
 			return nil, err
 		}

@@ -2,19 +2,17 @@ package server
 
 import (
 	"context"
-	"net/http"
+	"iter"
 	"sync"
 	"time"
 
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
-	"github.com/cove-sandbox/cove/wire"
 )
 
 const (
-	// pumpRoom is how much output waits for a slow reader before the guest is
+	// pumpBytes is how much output waits for a slow reader before the guest is
 	// made to wait.
-	pumpRoom = 1 << 20
+	pumpBytes = 1 << 20
 	// pumpMerge is the largest message that small outputs are joined to.
 	pumpMerge = 256 << 10
 )
@@ -24,8 +22,7 @@ const (
 // sent together. Nothing is ever held back to wait for more, except the end:
 // its sender may know better why.
 type pump struct {
-	send  func(*covev1.ProcessEvent) error
-	batch *batchWriter
+	sink  ProcessSink
 	quiet time.Duration
 
 	// Set by run, read after it.
@@ -34,25 +31,28 @@ type pump struct {
 	end     *sandbox.ProcessEnd
 	sendErr error
 
-	mu     sync.Mutex
-	queue  []sandbox.ProcessEvent
-	queued int           // bytes of output in queue
-	wake   chan struct{} // capacity 1: queue is not empty
-	room   chan struct{} // capacity 1: queue was emptied
+	wake    chan struct{} // capacity 1: the queue is not empty
+	emptied chan struct{} // capacity 1: it was
+
+	mu struct {
+		sync.Mutex
+		queue []sandbox.ProcessEvent
+		bytes int // of output in queue
+	}
 }
 
-func newPump(send func(*covev1.ProcessEvent) error, batch *batchWriter, quiet time.Duration) *pump {
-	return &pump{send: send, batch: batch, quiet: quiet, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+func newPump(sink ProcessSink, quiet time.Duration) *pump {
+	return &pump{sink: sink, quiet: quiet, wake: make(chan struct{}, 1), emptied: make(chan struct{}, 1)}
 }
 
-// run calls follow with a sink until it returns and everything it gave is
-// sent, and returns follow's error. After a failed send (sendErr) follow's
-// context ends.
-func (p *pump) run(ctx context.Context, follow func(context.Context, func(sandbox.ProcessEvent) error) error) error {
+// run ranges over what follow gives until it ends and everything it gave is
+// sent, and returns its error. After a failed send (sendErr) follow's context
+// ends.
+func (p *pump) run(ctx context.Context, follow func(context.Context) iter.Seq2[sandbox.ProcessEvent, error]) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- follow(ctx, func(ev sandbox.ProcessEvent) error { return p.put(ctx, ev) }) }()
+	go func() { done <- p.take(ctx, follow(ctx)) }()
 
 	quiet := time.NewTimer(p.quiet)
 	defer quiet.Stop()
@@ -74,24 +74,37 @@ func (p *pump) run(ctx context.Context, follow func(context.Context, func(sandbo
 	}
 }
 
-// put queues an event, or waits for room. The data is copied: the guest's
+// take queues events as they come.
+func (p *pump) take(ctx context.Context, events iter.Seq2[sandbox.ProcessEvent, error]) error {
+	for ev, err := range events {
+		if err == nil {
+			err = p.put(ctx, ev)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// put queues an event, or waits until there is less of it. The data is copied: the guest's
 // connection reads the next frame into the same buffer.
 func (p *pump) put(ctx context.Context, ev sandbox.ProcessEvent) error {
 	for {
 		p.mu.Lock()
-		if p.queued < pumpRoom || ev.Output == nil {
+		if p.mu.bytes < pumpBytes || ev.Output == nil {
 			break
 		}
 		p.mu.Unlock()
 		select {
-		case <-p.room:
+		case <-p.emptied:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 	defer p.mu.Unlock()
 	if o := ev.Output; o != nil {
-		p.queued += len(o.Data)
+		p.mu.bytes += len(o.Data)
 		if last := p.lastOutputLocked(); last != nil && last.Stream == o.Stream && last.Offset+int64(len(last.Data)) == o.Offset &&
 			len(last.Data)+len(o.Data) <= pumpMerge {
 			last.Data = append(last.Data, o.Data...)
@@ -99,7 +112,7 @@ func (p *pump) put(ctx context.Context, ev sandbox.ProcessEvent) error {
 		}
 		ev.Output = &sandbox.Output{Stream: o.Stream, Offset: o.Offset, Data: append([]byte(nil), o.Data...)}
 	}
-	p.queue = append(p.queue, ev)
+	p.mu.queue = append(p.mu.queue, ev)
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -108,20 +121,20 @@ func (p *pump) put(ctx context.Context, ev sandbox.ProcessEvent) error {
 }
 
 func (p *pump) lastOutputLocked() *sandbox.Output {
-	if len(p.queue) == 0 {
+	if len(p.mu.queue) == 0 {
 		return nil
 	}
-	return p.queue[len(p.queue)-1].Output
+	return p.mu.queue[len(p.mu.queue)-1].Output
 }
 
 // flush sends what is queued now, as one write where it fits.
 func (p *pump) flush() {
 	p.mu.Lock()
-	evs := p.queue
-	p.queue, p.queued = nil, 0
+	evs := p.mu.queue
+	p.mu.queue, p.mu.bytes = nil, 0
 	p.mu.Unlock()
 	select {
-	case p.room <- struct{}{}:
+	case p.emptied <- struct{}{}:
 	default:
 	}
 	p.deliver(evs)
@@ -131,13 +144,10 @@ func (p *pump) deliver(evs []sandbox.ProcessEvent) {
 	if len(evs) == 0 || p.sendErr != nil {
 		return
 	}
-	sent := 0
-	p.batch.hold()
-	for _, ev := range evs {
+	for i, ev := range evs {
 		switch {
-		case ev.End != nil:
-			p.end = ev.End
-			continue
+		case ev.End != nil: // there is nothing behind it
+			p.end, evs = ev.End, evs[:i]
 		case ev.Started != nil:
 			p.started = true
 		case ev.Output != nil:
@@ -145,68 +155,14 @@ func (p *pump) deliver(evs []sandbox.ProcessEvent) {
 		case ev.Lost != nil:
 			p.offset = ev.Lost.To
 		}
-		if p.sendErr = p.send(wire.Event(ev)); p.sendErr != nil {
-			return
-		}
-		sent++
 	}
-	// With an end in hand the stream is about to finish, which flushes.
-	p.batch.release(sent > 0 && p.end == nil)
+	if len(evs) > 0 {
+		// With an end in hand the stream is about to finish, which flushes.
+		p.sendErr = p.sink(evs, p.end == nil)
+	}
 }
 
 // finish sends the end. The stream's own end follows in the same write.
 func (p *pump) finish(end sandbox.ProcessEnd) error {
-	p.batch.hold()
-	return p.send(wire.Event(sandbox.ProcessEvent{End: &end}))
-}
-
-// batchWriter lets a handler send several messages and flush once: Connect
-// flushes each, which over HTTP/2 is a frame, two goroutine switches and a
-// system call. Used by one goroutine. A nil one does nothing.
-type batchWriter struct {
-	http.ResponseWriter
-	flusher http.Flusher
-	held    bool
-}
-
-func (w *batchWriter) Flush() {
-	if !w.held {
-		w.flusher.Flush()
-	}
-}
-
-func (w *batchWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-func (w *batchWriter) hold() {
-	if w != nil {
-		w.held = true
-	}
-}
-
-func (w *batchWriter) release(flush bool) {
-	if w == nil {
-		return
-	}
-	w.held = false
-	if flush {
-		w.flusher.Flush()
-	}
-}
-
-type batchContext struct{}
-
-func batchFrom(ctx context.Context) *batchWriter {
-	w, _ := ctx.Value(batchContext{}).(*batchWriter)
-	return w
-}
-
-// batched gives the handlers of process streams their batchWriter.
-func batched(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if f, ok := w.(http.Flusher); ok && (r.URL.Path == covev1.ProcessesStartProcedure || r.URL.Path == covev1.ProcessesAttachProcedure) {
-			bw := &batchWriter{ResponseWriter: w, flusher: f}
-			w, r = bw, r.WithContext(context.WithValue(r.Context(), batchContext{}, bw))
-		}
-		next.ServeHTTP(w, r)
-	})
+	return p.sink([]sandbox.ProcessEvent{{End: &end}}, false)
 }

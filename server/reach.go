@@ -4,72 +4,93 @@ import (
 	"context"
 	"errors"
 	"net"
-	"slices"
 
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-// Reach is how the gateway and the SSH server come into sandboxes: they know the
-// server by this much. They have checked a token or a certificate, both of one
-// sandbox, or asked AllowKey; from there on they act as the server.
+// Reach is how the gateway and the SSH server come to ports of sandboxes: they know
+// the server by this much. They have checked a token or a certificate, both of one
+// sandbox, or asked AllowKey; to hold that sandbox and to dial they act as the
+// server. What SSH runs there it runs by the operations, as the key of Login.
 type Reach struct{ s *Server }
 
 // Reach returns it.
 func (s *Server) Reach() Reach { return Reach{s} }
 
-// Public says whether a port needs no token; false where there is no such
-// sandbox: who has no token is told nothing about what exists.
-func (r Reach) Public(ctx context.Context, id string, port int) (bool, error) {
+// Door is how a port is shown; the zero value where there is no such sandbox: who
+// has no token is told nothing about what exists.
+func (r Reach) Door(ctx context.Context, id string, port int) (sandbox.Door, error) {
 	sb, err := r.s.store.GetSandbox(asServer(ctx), id)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		return false, nil
+		return sandbox.Door{}, nil
 	}
-	return err == nil && slices.Contains(sb.PublicPorts, port), err
+	return sb.Door(port), err
 }
 
-// AllowKey is nil if an API key may reach into a sandbox: one of its tenant, with
-// the rights of somebody who may run things there. Another's is not found.
-func (r Reach) AllowKey(ctx context.Context, secret, id string) error {
-	use, err := r.s.keys.find(ctx, secret)
-	if errors.Is(err, sandbox.ErrNotFound) {
-		return &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key is wrong or was revoked"}
+// Labels of a sandbox, one that has ended too: a dialect knows its own by them, and
+// refuses visitors in its own words.
+func (r Reach) Labels(ctx context.Context, id string) map[string]string {
+	sb, err := r.s.store.GetSandbox(asServer(ctx), id)
+	if err != nil {
+		return nil
 	}
+	return sb.Spec.Labels
+}
+
+// AllowKey is the id of an API key that may reach into a sandbox: one of its tenant,
+// with the rights of somebody who may run things there. Another's is not found.
+func (r Reach) AllowKey(ctx context.Context, secret, id string) (key string, err error) {
+	ctx, err = r.s.Authenticate(ctx, secret, "")
+	if err != nil {
+		return "", err
+	}
+	return callerOf(ctx).key.ID, r.s.reachPort(ctx, id)
+}
+
+func (s *Server) reachPort(ctx context.Context, id string) (err error) {
+	ctx, call, err := s.begin(ctx, "port.reach", about("sandbox", id))
 	if err != nil {
 		return err
 	}
-	if err := good(use.key, use.hash[:], r.s.cfg.Clock()); err != nil {
-		return err
-	}
-	if err := (need{sandbox.DeveloperRole, "ports"}).allows(use.key, "a port of a sandbox"); err != nil {
-		return err
-	}
-	use.last.Store(r.s.cfg.Clock().UnixNano())
-	_, err = r.s.store.GetSandbox(withCaller(ctx, caller{key: use.key}), id)
+	defer call.end(&err)
+	_, err = s.store.GetSandbox(ctx, id)
 	return err
 }
 
-// Login notes a login by SSH with a certificate that an API key had signed, and
-// refuses it if that key is no longer one that could: a certificate may be good
-// for longer than who asked for it. remote is the address it came from, with or
-// without a port.
-func (r Reach) Login(ctx context.Context, id, key, remote string) (err error) {
+// Login is a login by SSH with a certificate that an API key had signed. What is
+// done with the context it returns is done as that key. It is refused if that key
+// is no longer one that could have it signed: a certificate may be good for longer
+// than who asked for it. remote is the address it came from, with or without a port.
+func (r Reach) Login(ctx context.Context, id, key, remote string) (context.Context, error) {
 	k, err := r.s.keys.ofID(ctx, key)
 	if errors.Is(err, sandbox.ErrNotFound) {
 		err = &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "the API key that the certificate was signed for was revoked"}
 	}
+	if err == nil {
+		err = good(k, k.Hash, r.s.cfg.Clock())
+	}
+	if err == nil {
+		ctx = withCaller(ctx, caller{key: k, remote: hostOf(remote)})
+		return ctx, r.s.login(ctx, id)
+	}
 	k.ID = key
-	if sb, gerr := r.s.store.GetSandbox(asServer(ctx), id); err != nil && gerr == nil {
+	if sb, gerr := r.s.store.GetSandbox(asServer(ctx), id); gerr == nil {
 		k.Tenant = sb.Tenant // whose log shall have it
 	}
-	ctx = withCaller(ctx, caller{key: k, remote: hostOf(remote)})
-	if err == nil {
-		err = firstError(good(k, k.Hash, r.s.cfg.Clock()), (need{sandbox.DeveloperRole, "ports"}).allows(k, "SSH into a sandbox"),
-			allowsAll(k, "SSH into a sandbox", sshParts))
+	r.s.audit.note(withCaller(ctx, caller{key: k, remote: hostOf(remote)}), "ssh.login", []thing{about("sandbox", id)}, err)
+	return ctx, err
+}
+
+func (s *Server) login(ctx context.Context, id string) (err error) {
+	ctx, call, err := s.begin(ctx, "ssh.login", about("sandbox", id))
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		_, err = r.s.store.GetSandbox(ctx, id)
+	defer call.end(&err)
+	if err := call.needs(sshParts...); err != nil {
+		return err
 	}
-	r.s.audit.note(ctx, "ssh.login", []string{"sandbox:" + id}, err)
+	_, err = s.store.GetSandbox(ctx, id)
 	return err
 }
 
@@ -91,27 +112,20 @@ func (r Reach) KeyLives(ctx context.Context, key string) error {
 // sandbox.ErrAsleep where wake is false.
 func (r Reach) Hold(ctx context.Context, id string, wake bool) (release func(), err error) {
 	if !wake {
-		if st := r.s.node.Standby()[id]; st != sandbox.Awake {
+		if st := r.s.standby(asServer(ctx))[id]; st != sandbox.Awake {
 			return nil, &sandbox.Error{Class: sandbox.Precondition, Reason: sandbox.Asleep,
 				Msg:  "sandbox " + id + " is on standby (" + string(st) + "), and the request would not have it woken",
 				Hint: "the same request without X-Cove-Wake: no wakes it"}
 		}
 	}
-	_, release, err = r.s.guest(asServer(ctx), id)
-	return release, err
+	return r.s.active(asServer(ctx), id)
 }
 
 // Dial opens a stream to a port inside. It does not keep the sandbox active.
 func (r Reach) Dial(ctx context.Context, id string, port int) (net.Conn, error) {
-	c, release, err := r.s.node.Dial(asServer(ctx), id, port)
+	c, err := r.s.node.Dial(asServer(ctx), id, port)
 	if err != nil {
 		return nil, r.s.explain(asServer(ctx), id, err)
 	}
-	release()
 	return c, nil
-}
-
-// Guest is the machine inside; the sandbox is active until release.
-func (r Reach) Guest(ctx context.Context, id string) (g Guest, release func(), err error) {
-	return r.s.guest(asServer(ctx), id)
 }

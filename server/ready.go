@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -27,9 +28,9 @@ type readiness struct {
 }
 
 // await looks until it is ready, fails or runs out of time.
-func (r readiness) await(ctx context.Context, g Guest, ended <-chan error) error {
-	for pause, n := firstLook, 1; ; n++ {
-		ok, err := r.isReady(ctx, g, n)
+func (r readiness) await(ctx context.Context, n node.Node, id string, ended <-chan error) error {
+	for pause, try := firstLook, 1; ; try++ {
+		ok, err := r.isReady(ctx, n, id, try)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -61,18 +62,20 @@ func (r readiness) await(ctx context.Context, g Guest, ended <-chan error) error
 	}
 }
 
-func (r readiness) isReady(ctx context.Context, g Guest, n int) (bool, error) {
+func (r readiness) isReady(ctx context.Context, n node.Node, id string, try int) (bool, error) {
 	switch {
 	case r.Command != "":
 		ok := false
-		spec := sandbox.ProcessSpec{ExecID: r.probe + strconv.Itoa(n), Command: r.Command}
-		err := g.Start(ctx, spec, 0, func(ev sandbox.ProcessEvent) error {
+		spec := sandbox.ProcessSpec{ExecID: r.probe + strconv.Itoa(try), Command: r.Command}
+		for ev, err := range n.Start(ctx, id, spec, 0) {
+			if err != nil {
+				return false, err
+			}
 			ok = ok || ev.End != nil && ev.End.Cause == sandbox.Exited && ev.End.ExitCode == 0
-			return nil
-		})
-		return ok, err
+		}
+		return ok, nil
 	case r.Port != 0:
-		return listens(ctx, g, r.Port)
+		return listens(ctx, n, id, r.Port)
 	}
 	return true, nil
 }
@@ -81,10 +84,10 @@ func (r readiness) isReady(ctx context.Context, g Guest, n int) (bool, error) {
 // reads the kernel's own table: an image need not hold a program that could
 // try. Init's, because /proc/net is that of whoever reads, and the guest is no
 // process of the container: to it there is none.
-func listens(ctx context.Context, g Guest, port int) (bool, error) {
+func listens(ctx context.Context, n node.Node, id string, port int) (bool, error) {
 	var missing error
 	for _, table := range []string{"/proc/1/net/tcp6", "/proc/1/net/tcp"} {
-		data, _, err := g.ReadFile(ctx, table, 0, maxSockets)
+		data, _, err := n.ReadFile(ctx, id, table, 0, maxSockets)
 		missing = err
 		switch {
 		case errors.Is(err, sandbox.ErrNotFound): // a kernel without IPv6 has only the other

@@ -22,8 +22,10 @@ import (
 //	ended or none   live            killed
 //	ended or none   in Ends         acknowledged
 //
-// What a build of a template left behind is killed: builds do not outlive the
-// server that runs them. Content that no record refers to is removed.
+// Volumes and recordings: see reconcileVolumes and reconcileRecordings.
+//
+// What a build of a template or a grade left behind is killed: neither outlives the
+// server that runs it. Grades that were under way end with infra. Content that no record refers to is removed.
 func (s *Server) Reconcile(ctx context.Context) error {
 	if err := s.reconcile(ctx); err != nil {
 		return sandbox.WithOp("server.reconcile", err)
@@ -54,33 +56,40 @@ func (s *Server) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.ledger.load(records)
+	volumes, err := s.reconcileVolumes(ctx)
+	if err != nil {
+		return err
+	}
+	s.reservations.load(records, volumes)
 	if err := s.loadLeases(ctx, records); err != nil {
 		return err
 	}
 	var kept, ended, lost atomic.Int64
 	// Together, because the store commits in groups: after a reboot thousands may have ended.
 	err = inParallel(ctx, reconcileWidth, records, func(rec sandbox.Sandbox) error {
-		if rec.Node != s.node.Name() {
+		if rec.Node != s.about.Name {
 			return nil // another node's
 		}
 		on, isLive := live[rec.ID]
 		end, hasEnded := ends[rec.ID]
 		switch {
 		case isLive && isBuild(rec):
-			end = sandbox.End{Cause: sandbox.Infra, At: s.cfg.Clock().UTC(), Detail: "the server stopped while it was building a template"}
+			end = sandbox.End{Cause: sandbox.Infra, At: s.cfg.Clock().UTC(), Detail: "the server stopped while it was building a template in it, or grading"}
 			if err := s.killOnNode(ctx, rec.ID, end.Detail); err != nil {
 				return err
 			}
 		case isLive:
 			kept.Add(1)
+			if rec.Unclaimed {
+				s.endUnclaimed(rec.ID)
+			}
 			return s.keep(ctx, rec, on)
 		case hasEnded:
 			ended.Add(1)
 		default:
 			lost.Add(1)
 			end = sandbox.End{Cause: sandbox.NodeLost, At: s.cfg.Clock().UTC(),
-				Detail: fmt.Sprintf("node %s does not know it: it was lost with the machine, or the server stopped while creating it", s.node.Name())}
+				Detail: fmt.Sprintf("node %s does not know it: it was lost with the machine, or the server stopped while creating it", s.about.Name)}
 		}
 		_, err := s.recordEnd(ctx, rec.ID, end)
 		return err
@@ -105,6 +114,18 @@ func (s *Server) reconcile(ctx context.Context) error {
 		if err := s.settleEnd(ctx, id, end); err != nil {
 			return err
 		}
+	}
+	if err := s.endGrades(ctx); err != nil {
+		return err
+	}
+	if err := s.reconcileRecordings(ctx); err != nil {
+		return err
+	}
+	if err := s.ships.load(ctx); err != nil {
+		return err
+	}
+	if err := s.resumeSteps(ctx); err != nil {
+		return err
 	}
 	if _, err := s.collect(ctx, atStart); err != nil {
 		s.log.Warn("cannot remove content that nothing refers to; it will be tried again", "err", err)
@@ -143,7 +164,7 @@ func (s *Server) keep(ctx context.Context, rec, on sandbox.Sandbox) error {
 		})
 		if err == nil && otherDisk {
 			var settle func(bool)
-			if settle, err = s.ledger.resize(rec.ID, sandbox.Quota{}, 0, on.Spec.Resources.Disk); err == nil {
+			if settle, err = s.reservations.resize(rec.ID, sandbox.Quota{}, on.Spec.Resources.Disk); err == nil {
 				settle(true)
 			}
 		}

@@ -62,15 +62,15 @@ func TestReconcile(t *testing.T) {
 				}
 			}
 			box := sb
-			box.Episode, box.ExpiresAt, box.State = 3, time.Time{}, sandbox.Running
-			w.node.mu.Lock()
-			switch tc.onNode {
-			case live:
-				w.node.live["abc"] = newFakeGuest(box)
-			case ended:
-				w.node.ends["abc"] = sandbox.End{Cause: sandbox.TTL, At: time.Now()}
+			box.Episode, box.ExpiresAt, box.Spec = 3, time.Time{}, small
+			if tc.onNode != noBox {
+				w.place(box)
 			}
-			w.node.mu.Unlock()
+			if tc.onNode == ended {
+				if err := w.node.Kill(t.Context(), "abc", sandbox.End{Cause: sandbox.TTL, At: time.Now()}); err != nil {
+					t.Fatal(err)
+				}
+			}
 
 			for range 2 { // the second time changes nothing
 				if err := w.server.Reconcile(t.Context()); err != nil {
@@ -88,15 +88,13 @@ func TestReconcile(t *testing.T) {
 				if tc.wantEpisode != 0 && got.Episode != tc.wantEpisode {
 					t.Errorf("episode %d, want %d", got.Episode, tc.wantEpisode)
 				}
-				w.node.mu.Lock()
-				g := w.node.live["abc"]
-				if (g != nil) != tc.wantOnNode || len(w.node.ends) != 0 {
-					t.Errorf("on the node: %v, unacknowledged: %v", g, w.node.ends)
+				on := w.node.sandbox("abc")
+				if (on != nil) != tc.wantOnNode || len(w.node.ends()) != 0 {
+					t.Errorf("on the node: %v, unacknowledged: %v", on, w.node.ends())
 				}
-				if g != nil && !g.sb.ExpiresAt.Equal(sb.ExpiresAt) {
-					t.Errorf("expiry %s, want %s", g.sb.ExpiresAt, sb.ExpiresAt)
+				if on != nil && !on.ExpiresAt.Equal(sb.ExpiresAt) {
+					t.Errorf("expiry %s, want %s", on.ExpiresAt, sb.ExpiresAt)
 				}
-				w.node.mu.Unlock()
 			}
 		})
 	}
@@ -131,7 +129,7 @@ func TestEndsAreRecorded(t *testing.T) {
 	w := newWorld(t)
 	for _, cause := range []sandbox.Cause{sandbox.OOM, sandbox.TTL, sandbox.Idle, sandbox.InitKilled, sandbox.Infra} {
 		sb := w.create(nil)
-		w.node.die(sb.Id, cause)
+		w.die(sb.Id, cause)
 		if end := w.ended(sb.Id); end.Cause != cause {
 			t.Errorf("ended with %s, want %s", end, cause)
 		}
@@ -140,23 +138,20 @@ func TestEndsAreRecorded(t *testing.T) {
 	sb := w.create(nil)
 	w.store.failing("EndSandbox", errStore)
 	w.node.die(sb.Id, sandbox.OOM)
+	w.until("it has ended", func() bool { return w.node.sandbox(sb.Id) == nil })
 	if w.server.settle(t.Context()) {
 		t.Error("a failing store cannot have settled")
 	}
-	w.node.mu.Lock()
-	if _, kept := w.node.ends[sb.Id]; !kept {
+	if _, kept := w.node.ends()[sb.Id]; !kept {
 		t.Error("the node was told to forget an end nobody has")
 	}
-	w.node.mu.Unlock()
 	w.store.failing("EndSandbox", nil)
 	if end := w.ended(sb.Id); end.Cause != sandbox.OOM {
 		t.Errorf("ended with %s", end)
 	}
 	settled(w)
-	w.node.mu.Lock()
-	defer w.node.mu.Unlock()
-	if len(w.node.ends) != 0 {
-		t.Errorf("not acknowledged: %v", w.node.ends)
+	if ends := w.node.ends(); len(ends) != 0 {
+		t.Errorf("not acknowledged: %v", ends)
 	}
 }
 
@@ -172,18 +167,16 @@ func TestKillReturnsTheFirstEnd(t *testing.T) {
 
 	// It died by itself and the store does not know yet.
 	sb = w.create(nil)
-	w.node.mu.Lock()
-	w.node.endLocked(w.node.live[sb.Id], sandbox.End{Cause: sandbox.OOM})
-	w.node.mu.Unlock()
+	if err := w.node.Kill(t.Context(), sb.Id, sandbox.End{Cause: sandbox.OOM}); err != nil { // tells nobody
+		t.Fatal(err)
+	}
 	if got := w.kill(sb.Id); got.End.GetCause() != "oom" {
 		t.Errorf("got %v", got)
 	}
 
 	// The node lost it altogether.
 	sb = w.create(nil)
-	w.node.mu.Lock()
-	delete(w.node.live, sb.Id)
-	w.node.mu.Unlock()
+	w.node.lose(t, sb.Id)
 	if got := w.kill(sb.Id); got.End.GetCause() != "node_lost" {
 		t.Errorf("got %v", got)
 	}
@@ -267,9 +260,7 @@ func TestSetTimeoutReachesNodeAndStore(t *testing.T) {
 		return r.Msg.Sandbox
 	}
 	got := set(time.Hour)
-	w.node.mu.Lock()
-	at := w.node.live[sb.Id].sb.ExpiresAt
-	w.node.mu.Unlock()
+	at := w.node.sandbox(sb.Id).ExpiresAt
 	if at.IsZero() || !at.Equal(got.ExpiresAt.AsTime()) || got.Spec.Timeout.AsDuration() != time.Hour {
 		t.Errorf("the node has %s, the store %v", at, got)
 	}

@@ -11,14 +11,15 @@ import (
 	"connectrpc.com/connect"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
-	"github.com/cove-sandbox/cove/egress/tape"
+	"github.com/cove-sandbox/cove/egress/recording"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
-// tape gives a tenant a finished recording of one request.
-func (w *world) tape(tenant, id, name, url string) {
+// recording gives a tenant a finished recording of one request.
+func (w *world) recorded(tenant, id, name, url string) {
 	w.Helper()
-	r, err := w.node.recordings.Record(tape.Header{ID: id, Name: name, Tenant: tenant})
+	r, err := w.node.Recorded.Record(recording.Header{ID: id})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -32,7 +33,16 @@ func (w *world) tape(tenant, id, name, url string) {
 	}
 	_, err = io.Copy(io.Discard, res.Body)
 	if err == nil {
-		err = w.node.recordings.Finish(id)
+		err = w.node.Recorded.Finish(id)
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	all, err := w.node.Recorded.Status(w.Context(), []string{id})
+	is := all[id]
+	is.Name, is.Node = name, "n1"
+	if err == nil {
+		err = w.store.Store.CreateRecording(store.In(w.Context(), tenant), is)
 	}
 	if err != nil {
 		w.Fatal(err)
@@ -50,13 +60,13 @@ func recorded(n *covev1.Network) *covev1.SandboxSpec { return &covev1.SandboxSpe
 
 func TestRecordingsOfSandboxes(t *testing.T) {
 	w := newWorld(t)
-	w.tape(sandbox.DefaultTenant, "rec1", "web", "http://a.test/")
+	w.recorded(sandbox.DefaultTenant, "rec1", "web", "http://a.test/")
 	sb := w.create(recorded(&covev1.Network{Mode: "public", Record: &covev1.NetworkRecord{Name: "mine"}}))
 	rec := sb.Spec.Network.GetRecord()
 	if rec.GetName() != "mine" || !sandbox.ValidID(rec.GetId()) {
 		t.Errorf("%v", sb.Spec.Network)
 	}
-	if on := w.guest(sb.Id).sb.Spec.Network.Record; on == nil || on.ID != rec.Id {
+	if on := w.node.sandbox(sb.Id).Spec.Network.Record; on == nil || on.ID != rec.Id {
 		t.Errorf("the node was told %+v", on)
 	}
 	for _, ref := range []string{"web", "rec1"} {
@@ -65,7 +75,7 @@ func TestRecordingsOfSandboxes(t *testing.T) {
 			t.Errorf("replaying %s: %v", ref, n)
 		}
 	}
-	// A child never writes onto its parent's tape, and replays what it replays.
+	// A child never writes onto its parent's recording, and replays what it replays.
 	r, err := w.fork(&covev1.ForkRequest{Id: sb.Id, Count: 1})
 	if err != nil || r.Results[0].Sandbox.Spec.Network.GetRecord() != nil || r.Results[0].Sandbox.Spec.Network.Mode != "public" {
 		t.Errorf("a fork: %v %v", r, err)
@@ -106,11 +116,9 @@ func TestRecordingsOfSandboxes(t *testing.T) {
 		t.Errorf("none: %v", n)
 	}
 	// What was missed is in the end of an exec.
-	w.node.mu.Lock()
-	st := w.node.networks[sb.Id]
-	st.Missed, st.Replay = 3, &sandbox.ReplayStatus{Recording: "rec1", Missed: 3, Misses: []sandbox.ReplayMiss{{Method: "GET", URL: "http://b.test/", Reason: "replay_miss"}}}
-	w.node.networks[sb.Id] = st
-	w.node.mu.Unlock()
+	w.node.onStatus = func(st *sandbox.NetworkStatus) {
+		st.Missed, st.Replay = 3, &sandbox.ReplayStatus{Recording: "rec1", Missed: 3, Misses: []sandbox.ReplayMiss{{Method: "GET", URL: "http://b.test/", Reason: "replay_miss"}}}
+	}
 	g, err := w.client.Sandboxes.GetNetwork(t.Context(), connect.NewRequest(&covev1.GetNetworkRequest{Id: sb.Id}))
 	if err != nil || g.Msg.GetReplay().GetMissed() != 3 || g.Msg.Replay.Misses[0].Url != "http://b.test/" {
 		t.Errorf("%v %v", g, err)
@@ -119,7 +127,7 @@ func TestRecordingsOfSandboxes(t *testing.T) {
 
 func TestArchivesMove(t *testing.T) {
 	w := newWorld(t)
-	w.tape(sandbox.DefaultTenant, "rec1", "web", "http://a.test/x?y=z")
+	w.recorded(sandbox.DefaultTenant, "rec1", "web", "http://a.test/x?y=z")
 	resp, archive := w.http("GET", "/v1/recordings/web/archive", nil)
 	if resp.StatusCode != 200 || !strings.HasPrefix(archive, "COVETAPE") {
 		t.Fatalf("%d %.100q", resp.StatusCode, archive)
@@ -173,7 +181,7 @@ func TestRecordingsCountForTheirTenant(t *testing.T) {
 	if without := get(); with <= without {
 		t.Errorf("%d with a recording, %d without", with, without)
 	}
-	s.tape(s.tenants["blue"], "bluerec", "b", "http://b.test/")
+	s.recorded(s.tenants["blue"], "bluerec", "b", "http://b.test/")
 	_, err := s.client.Tenants.Delete(t.Context(), connect.NewRequest(&covev1.DeleteTenantRequest{Name: "blue"}))
 	wantError(t, err, sandbox.ErrPrecondition, "1 recordings")
 	s.quota("blue", &covev1.Quota{SnapshotBytes: 1})

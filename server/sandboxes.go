@@ -8,16 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
-
-type sandboxService struct{ *Server }
 
 // maxPage is the most sandboxes one List returns.
 const maxPage = 1000
@@ -29,12 +22,17 @@ func validID(field, id string) error {
 	return nil
 }
 
-func (s sandboxService) Get(ctx context.Context, r *connect.Request[covev1.GetSandboxRequest]) (*connect.Response[covev1.GetSandboxResponse], error) {
-	sb, err := s.get(ctx, r.Msg.Id)
+// GetSandbox finds a sandbox, an ended one too as long as it is remembered.
+func (s *Server) GetSandbox(ctx context.Context, id string) (sb sandbox.Sandbox, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.get", about("id", id))
 	if err != nil {
-		return nil, err
+		return sb, err
 	}
-	return connect.NewResponse(&covev1.GetSandboxResponse{Sandbox: wire.Sandbox(s.asItIs(sb))}), nil
+	defer call.end(&err)
+	if sb, err = s.get(ctx, id); err != nil {
+		return sb, err
+	}
+	return s.asItIs(ctx, sb), nil
 }
 
 func (s *Server) get(ctx context.Context, id string) (sandbox.Sandbox, error) {
@@ -53,75 +51,87 @@ func noSandbox(id string) error {
 		Hint: `"cove ls" lists the live ones; ended ones are forgotten after a while`}
 }
 
-func (s sandboxService) List(ctx context.Context, r *connect.Request[covev1.ListSandboxesRequest]) (*connect.Response[covev1.ListSandboxesResponse], error) {
-	m := r.Msg
-	if m.PageSize < 0 || m.PageSize > maxPage {
-		return nil, sandbox.InvalidField("page_size", "%d is not accepted; 1 to %d is, or 0 for 100", m.PageSize, maxPage)
-	}
-	if err := sandbox.ValidateLabels("labels", m.Labels); err != nil {
-		return nil, err
-	}
-	f := store.Filter{Labels: m.Labels, PageSize: int(m.PageSize), PageToken: m.PageToken}
-	for _, p := range m.States {
-		st, err := wire.StateFrom(p)
-		if err != nil {
-			return nil, err
-		}
-		if !slices.Contains(f.States, st) {
-			f.States = append(f.States, st)
-		}
-	}
-	sbs, next, err := s.store.ListSandboxes(ctx, f)
+// ListSandboxes lists one page, and where the next one begins: "" after the last.
+func (s *Server) ListSandboxes(ctx context.Context, f store.Filter) (page []sandbox.Sandbox, next string, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.list")
 	if err != nil {
-		if m.PageToken != "" && errors.Is(err, sandbox.ErrInvalid) {
-			err = sandbox.InvalidField("page_token", "not one of ours; the next_page_token of a List with the same filter is accepted")
+		return nil, "", err
+	}
+	defer call.end(&err)
+	if err := firstError(validPage(f.PageSize), sandbox.ValidateLabels("labels", f.Labels)); err != nil {
+		return nil, "", err
+	}
+	if f.Run != "" {
+		run, err := s.run(ctx, f.Run)
+		if err != nil {
+			return nil, "", err
 		}
-		return nil, err
+		f.Run = run.ID
 	}
-	out := &covev1.ListSandboxesResponse{NextPageToken: next, Sandboxes: make([]*covev1.Sandbox, len(sbs))}
-	standby := s.node.Standby()
-	for i, sb := range sbs {
-		sb.Standby = standby[sb.ID]
-		out.Sandboxes[i] = wire.Sandbox(sb)
+	if page, next, err = s.store.ListSandboxes(ctx, f); err != nil {
+		return nil, "", wrongToken(f.PageToken, err)
 	}
-	return connect.NewResponse(out), nil
+	standby := s.standby(ctx)
+	for i := range page {
+		page[i].Standby = standby[page[i].ID]
+	}
+	return page, next, nil
 }
 
-// SetTimeout writes to the store first: Reconcile takes its word about expiry.
-func (s sandboxService) SetTimeout(ctx context.Context, r *connect.Request[covev1.SetTimeoutRequest]) (*connect.Response[covev1.SetTimeoutResponse], error) {
-	timeout, err := wire.DurationFrom("timeout", r.Msg.Timeout)
-	if err == nil {
-		err = sandbox.ValidateTimeout("timeout", timeout, s.cfg.Limits.MaxTimeout)
+func validPage(size int) error {
+	if size < 0 || size > maxPage {
+		return sandbox.InvalidField("page_size", "%d is not accepted; 1 to %d is, or 0 for 100", size, maxPage)
 	}
-	if err == nil {
-		err = validID("id", r.Msg.Id)
+	return nil
+}
+
+// wrongToken says of a list that was refused that it was for its token.
+func wrongToken(token string, err error) error {
+	if token != "" && errors.Is(err, sandbox.ErrInvalid) {
+		return sandbox.InvalidField("page_token", "not one of ours; the next_page_token of a List with the same filter is accepted")
 	}
+	return err
+}
+
+// SetTimeout ends a sandbox so long from now; 0 = never. It writes to the store
+// first: Reconcile takes its word about expiry.
+func (s *Server) SetTimeout(ctx context.Context, id string, timeout time.Duration) (sb sandbox.Sandbox, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.set_timeout", about("id", id), about("sandbox", id))
 	if err != nil {
-		return nil, err
+		return sb, err
+	}
+	defer call.end(&err)
+	if err := firstError(sandbox.ValidateTimeout("timeout", timeout, s.cfg.Limits.MaxTimeout), validID("id", id)); err != nil {
+		return sb, err
 	}
 	var at time.Time
 	if timeout > 0 {
 		at = s.cfg.Clock().UTC().Add(timeout)
 	}
-	sb, err := s.store.UpdateSandbox(ctx, r.Msg.Id, func(sb *sandbox.Sandbox) error {
+	sb, err = s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
 		sb.Spec.Timeout, sb.Spec.NoTimeout, sb.ExpiresAt = timeout, timeout == 0, at
 		return nil
 	})
 	if err == nil {
-		err = s.node.SetExpiry(ctx, r.Msg.Id, at)
+		err = s.setExpiry(ctx, id, at)
 	}
 	if err != nil {
-		return nil, s.explain(ctx, r.Msg.Id, err)
+		return sb, s.explain(ctx, id, err)
 	}
-	return connect.NewResponse(&covev1.SetTimeoutResponse{Sandbox: wire.Sandbox(s.asItIs(sb))}), nil
+	return s.asItIs(ctx, sb), nil
 }
 
-// Reset counts the episode in the store while the node works: the node's
-// number is the truth, and the two only differ after a failure.
-func (s sandboxService) Reset(ctx context.Context, r *connect.Request[covev1.ResetRequest]) (*connect.Response[covev1.ResetResponse], error) {
-	id := r.Msg.Id
+// ResetSandbox takes a sandbox back to its image, and says how long the node took.
+// The store counts the episode while the node works: the node's number is the
+// truth, and the two only differ after a failure.
+func (s *Server) ResetSandbox(ctx context.Context, id string) (sb sandbox.Sandbox, took time.Duration, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.reset", about("id", id), about("sandbox", id))
+	if err != nil {
+		return sb, 0, err
+	}
+	defer call.end(&err)
 	if err := validID("id", id); err != nil {
-		return nil, err
+		return sb, 0, err
 	}
 	s.ends.noteReset(id)
 	// A caller that leaves does not stop a reset half-way.
@@ -134,34 +144,43 @@ func (s sandboxService) Reset(ctx context.Context, r *connect.Request[covev1.Res
 	}
 	counted := make(chan update, 1)
 	go func() {
-		sb, err := s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error { sb.Episode++; return nil })
+		sb, err := s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
+			sb.Episode++
+			if sb.Origin.Kind != sandbox.FilesystemSnapshot {
+				sb.Origin = sandbox.Origin{} // the image, without the memory it came with
+			}
+			return nil
+		})
 		counted <- update{sb, err}
 	}()
 	episode, took, err := s.node.Reset(ctx, id)
 	up := <-counted
 	if err != nil {
 		if up.err == nil {
-			s.owe("episode of "+id, func(ctx context.Context) error { return s.setEpisode(ctx, id, up.sb.Episode-1) })
+			s.untilDone("episode of "+id, func(ctx context.Context) error { return s.setEpisode(ctx, id, up.sb.Episode-1) })
 		} else {
 			s.ends.forgetResets(id) // no such live sandbox: keep nothing in memory for it
 		}
-		return nil, s.explain(ctx, id, err)
+		return sb, 0, s.explain(ctx, id, err)
 	}
 	if up.err != nil {
-		return nil, s.explain(ctx, id, up.err)
+		return sb, 0, s.explain(ctx, id, up.err)
 	}
-	sb := up.sb
+	sb = up.sb
 	if sb.Episode != episode {
 		// Two resets at once, or an earlier failure: what the node says now is at least as new.
 		if sb, err = s.store.UpdateSandbox(ctx, id, func(sb *sandbox.Sandbox) error {
 			sb.Episode = max(sb.Episode, episode)
 			return nil
 		}); err != nil {
-			return nil, s.explain(ctx, id, err)
+			return sb, 0, s.explain(ctx, id, err)
 		}
 		sb.Episode = episode
 	}
-	return connect.NewResponse(&covev1.ResetResponse{Sandbox: wire.Sandbox(sb), NodeTime: durationpb.New(took)}), nil
+	if sb.Spec.Rollout.Run != "" && s.steps.logs.Load() != nil {
+		s.endEpisodes(sb, episode-1, sandbox.End{Cause: sandbox.ResetCause, At: s.cfg.Clock().UTC()}, false)
+	}
+	return sb, took, nil
 }
 
 func (s *Server) setEpisode(ctx context.Context, id string, episode int64) error {
@@ -172,21 +191,25 @@ func (s *Server) setEpisode(ctx context.Context, id string, episode int64) error
 	return err
 }
 
-func (s sandboxService) Kill(ctx context.Context, r *connect.Request[covev1.KillRequest]) (*connect.Response[covev1.KillResponse], error) {
-	id, err := r.Msg.Id, error(nil)
-	if key := r.Msg.IdempotencyKey; key != "" {
+// KillSandbox ends a sandbox, which is given by its id or by the key it was
+// created with, and returns it with its first end.
+func (s *Server) KillSandbox(ctx context.Context, id, key string) (sb sandbox.Sandbox, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.kill", about("id", id))
+	if err != nil {
+		return sb, err
+	}
+	defer call.end(&err)
+	if key != "" {
 		if id != "" {
-			return nil, sandbox.InvalidField("idempotency_key", "id and idempotency_key are both set; exactly one is accepted")
+			return sb, sandbox.InvalidField("idempotency_key", "id and idempotency_key are both set; exactly one is accepted")
 		}
 		if id, err = s.idOfKey(ctx, key); err != nil {
-			return nil, err
+			return sb, err
 		}
 	}
-	sb, err := s.kill(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(&covev1.KillResponse{Sandbox: wire.Sandbox(sb)}), nil
+	sb, err = s.kill(ctx, id)
+	call.concerns("sandbox", sb.ID)
+	return sb, err
 }
 
 // idOfKey is the sandbox that was created with a key: for a caller that does not
@@ -250,7 +273,7 @@ func (s *Server) recordKill(ctx context.Context, id string, end sandbox.End, mis
 		}
 		end = first // it may have ended by itself before we came
 	} else if missing {
-		end = sandbox.End{Cause: sandbox.NodeLost, At: end.At, Detail: "node " + s.node.Name() + " no longer had it"}
+		end = sandbox.End{Cause: sandbox.NodeLost, At: end.At, Detail: "node " + s.about.Name + " no longer had it"}
 	}
 	sb, err := s.recordEnd(ctx, id, end)
 	s.ends.poke() // acknowledges it to the node, and tries the record again if that failed
@@ -261,15 +284,21 @@ func (s *Server) recordKill(ctx context.Context, id string, end sandbox.End, mis
 // mostly waiting for the kernel.
 const killWidth = 16
 
-func (s sandboxService) KillByLabel(ctx context.Context, r *connect.Request[covev1.KillByLabelRequest]) (*connect.Response[covev1.KillByLabelResponse], error) {
-	if len(r.Msg.Labels) == 0 {
+// KillByLabel ends all sandboxes that have these labels, and says which.
+func (s *Server) KillByLabel(ctx context.Context, labels map[string]string) (killed []string, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.kill_by_label")
+	if err != nil {
+		return nil, err
+	}
+	defer call.end(&err)
+	if len(labels) == 0 {
 		return nil, sandbox.InvalidField("labels", "at least one label is needed; without any, everything would be killed")
 	}
-	if err := sandbox.ValidateLabels("labels", r.Msg.Labels); err != nil {
+	if err := sandbox.ValidateLabels("labels", labels); err != nil {
 		return nil, err
 	}
 	var ids []string
-	f := store.Filter{Labels: r.Msg.Labels, PageSize: maxPage}
+	f := store.Filter{Labels: labels, PageSize: maxPage}
 	for {
 		page, next, err := s.store.ListSandboxes(ctx, f)
 		if err != nil {
@@ -285,8 +314,7 @@ func (s sandboxService) KillByLabel(ctx context.Context, r *connect.Request[cove
 	}
 
 	var mu sync.Mutex // guards killed
-	var killed []string
-	err := inParallel(ctx, killWidth, ids, func(id string) error {
+	err = inParallel(ctx, killWidth, ids, func(id string) error {
 		_, err := s.kill(ctx, id)
 		if errors.Is(err, sandbox.ErrNotFound) {
 			return nil // forgotten meanwhile
@@ -302,7 +330,10 @@ func (s sandboxService) KillByLabel(ctx context.Context, r *connect.Request[cove
 		return nil, err
 	}
 	slices.Sort(killed)
-	return connect.NewResponse(&covev1.KillByLabelResponse{Ids: killed}), nil
+	for _, id := range killed {
+		call.concerns("id", id)
+	}
+	return killed, nil
 }
 
 // inParallel calls f for each item, width at a time, and waits. All are tried;
@@ -336,15 +367,20 @@ func inParallel[T any](ctx context.Context, width int, items []T, f func(T) erro
 	return cmp.Or(first, ctx.Err())
 }
 
-func (s sandboxService) Stats(ctx context.Context, r *connect.Request[covev1.StatsRequest]) (*connect.Response[covev1.StatsResponse], error) {
-	if err := validID("id", r.Msg.Id); err != nil {
-		return nil, err
-	}
-	st, err := s.node.Stats(ctx, r.Msg.Id)
+// SandboxStats is what a sandbox uses now.
+func (s *Server) SandboxStats(ctx context.Context, id string) (st sandbox.Stats, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.stats", about("id", id))
 	if err != nil {
-		return nil, s.explain(ctx, r.Msg.Id, err)
+		return st, err
 	}
-	return connect.NewResponse(wire.Stats(st)), nil
+	defer call.end(&err)
+	if err := validID("id", id); err != nil {
+		return st, err
+	}
+	if st, err = s.node.Stats(ctx, id); err != nil {
+		return st, s.explain(ctx, id, err)
+	}
+	return st, nil
 }
 
 // explain makes "the node does not have it" (or the store's "it has ended")

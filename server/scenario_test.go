@@ -51,8 +51,8 @@ func stream[Q, A any](pick func(*world) func(context.Context, *connect.Request[Q
 	}
 }
 
-// The sandbox every scenario finds: "liveone", with a running process "proc"
-// and the file /etc/passwd. "deadone" was killed for its memory.
+// The sandbox every scenario finds: "liveone", with the running processes "proc",
+// "term" on a terminal and "reads" with an open stdin, and the file /etc/passwd. "deadone" was killed for its memory.
 const live, dead, none = "liveone", "deadone", "nosuchone"
 
 func scenarioWorld(t *testing.T) *world {
@@ -63,15 +63,21 @@ func scenarioWorld(t *testing.T) *world {
 		if _, _, err := w.store.CreateSandbox(w.all(), sb, storeNoKey); err != nil {
 			t.Fatal(err)
 		}
-		w.node.mu.Lock()
-		w.node.live[id] = newFakeGuest(sb)
-		w.node.mu.Unlock()
+		w.place(sb)
 	}
 	w.node.die(dead, sandbox.OOM)
 	w.ended(dead)
 	w.addState()
 	w.addSecret(&covev1.CreateSecretRequest{Name: "api", Value: secretOfScenarios, Hosts: []string{"api.test"}, Env: "API_KEY"})
-	_ = w.start(live, "proc", "sleep")
+	_ = w.start(live, "proc", sleeping)
+	for _, spec := range []sandbox.ProcessSpec{{ExecID: "term", Command: sleeping, PTY: &sandbox.TermSize{Rows: 24, Cols: 80}}, {ExecID: "reads", Args: []string{"cat"}, Stdin: true}} {
+		for _, err := range w.node.Machine.Start(t.Context(), live, spec, 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			break // it has begun
+		}
+	}
 	return w
 }
 
@@ -173,6 +179,24 @@ func scenarios() []scenario {
 		{"Sandboxes/SetLease", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.SetLeaseRequest]) (*connect.Response[covev1.SetLeaseResponse], error) {
 			return w.client.Sandboxes.SetLease
 		}, &covev1.SetLeaseRequest{Id: live, Lease: "nope"}), notFound, "lease", "make a new one"},
+		{"Grades/Create", "no artifacts", unary(func(w *world) func(context.Context, *connect.Request[covev1.CreateGradeRequest]) (*connect.Response[covev1.CreateGradeResponse], error) {
+			return w.client.Grades.Create
+		}, &covev1.CreateGradeRequest{Sandbox: live, Args: []string{"true"}}), sandbox.ErrInvalid, "artifacts", "at least one"},
+		{"Grades/Create", "an ended one", unary(func(w *world) func(context.Context, *connect.Request[covev1.CreateGradeRequest]) (*connect.Response[covev1.CreateGradeResponse], error) {
+			return w.client.Grades.Create
+		}, &covev1.CreateGradeRequest{Sandbox: dead, Args: []string{"true"}, Artifacts: []string{"/work"}}), sandbox.ErrEnded, "", "oom"},
+		{"Grades/Get", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.GetGradeRequest]) (*connect.Response[covev1.GetGradeResponse], error) {
+			return w.client.Grades.Get
+		}, &covev1.GetGradeRequest{Id: "nosuch"}), sandbox.ErrNotFound, "", "cove grades ls"},
+		{"Grades/Cancel", "no id", unary(func(w *world) func(context.Context, *connect.Request[covev1.CancelGradeRequest]) (*connect.Response[covev1.CancelGradeResponse], error) {
+			return w.client.Grades.Cancel
+		}, &covev1.CancelGradeRequest{Id: "NO"}), invalid, "id", ""},
+		{"Grades/Wait", "too long", unary(func(w *world) func(context.Context, *connect.Request[covev1.WaitGradeRequest]) (*connect.Response[covev1.WaitGradeResponse], error) {
+			return w.client.Grades.Wait
+		}, &covev1.WaitGradeRequest{Id: "nosuch", MaxWait: durationpb.New(2 * time.Hour)}), sandbox.ErrInvalid, "max_wait", "1h"},
+		{"Grades/List", "a state", unary(func(w *world) func(context.Context, *connect.Request[covev1.ListGradesRequest]) (*connect.Response[covev1.ListGradesResponse], error) {
+			return w.client.Grades.List
+		}, &covev1.ListGradesRequest{State: "splendid"}), sandbox.ErrInvalid, "state", "grader_failed"},
 		{"Leases/Create", "ttl", unary(func(w *world) func(context.Context, *connect.Request[covev1.CreateLeaseRequest]) (*connect.Response[covev1.CreateLeaseResponse], error) {
 			return w.client.Leases.Create
 		}, &covev1.CreateLeaseRequest{Ttl: durationpb.New(1)}), invalid, "ttl", "168h"},
@@ -185,6 +209,87 @@ func scenarios() []scenario {
 		{"Leases/End", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.EndLeaseRequest]) (*connect.Response[covev1.EndLeaseResponse], error) {
 			return w.client.Leases.End
 		}, &covev1.EndLeaseRequest{Id: "nope"}), nil, "", ""},
+		{"Runs/Create", "ttl", unary(func(w *world) func(context.Context, *connect.Request[covev1.CreateRunRequest]) (*connect.Response[covev1.CreateRunResponse], error) {
+			return w.client.Runs.Create
+		}, &covev1.CreateRunRequest{Name: "r", Ttl: durationpb.New(time.Millisecond)}), invalid, "ttl", "1s"},
+		{"Runs/Get", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.GetRunRequest]) (*connect.Response[covev1.GetRunResponse], error) {
+			return w.client.Runs.Get
+		}, &covev1.GetRunRequest{Run: "nope"}), notFound, "run", "cove runs ls"},
+		{"Runs/List", "labels", unary(func(w *world) func(context.Context, *connect.Request[covev1.ListRunsRequest]) (*connect.Response[covev1.ListRunsResponse], error) {
+			return w.client.Runs.List
+		}, &covev1.ListRunsRequest{Labels: map[string]string{" ": ""}}), invalid, "labels", ""},
+		{"Runs/Heartbeat", "none named", unary(func(w *world) func(context.Context, *connect.Request[covev1.HeartbeatRunRequest]) (*connect.Response[covev1.HeartbeatRunResponse], error) {
+			return w.client.Runs.Heartbeat
+		}, &covev1.HeartbeatRunRequest{}), invalid, "run", ""},
+		{"Runs/End", "detail", unary(func(w *world) func(context.Context, *connect.Request[covev1.EndRunRequest]) (*connect.Response[covev1.EndRunResponse], error) {
+			return w.client.Runs.End
+		}, &covev1.EndRunRequest{Run: "nope", Detail: "a\nb"}), invalid, "detail", ""},
+		{"Runs/Reap", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.ReapRunRequest]) (*connect.Response[covev1.ReapRunResponse], error) {
+			return w.client.Runs.Reap
+		}, &covev1.ReapRunRequest{Run: "nope"}), notFound, "run", ""},
+		{"Runs/Delete", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.DeleteRunRequest]) (*connect.Response[covev1.DeleteRunResponse], error) {
+			return w.client.Runs.Delete
+		}, &covev1.DeleteRunRequest{Run: "nope"}), nil, "", ""},
+		{"Runs/Group", "count", stream(func(w *world) func(context.Context, *connect.Request[covev1.GroupRequest]) (*connect.ServerStreamForClient[covev1.GroupEvent], error) {
+			return w.client.Runs.Group
+		}, &covev1.GroupRequest{Count: 5000}), invalid, "count", "1024"},
+		{"Runs/Replay", "none named", stream(func(w *world) func(context.Context, *connect.Request[covev1.ReplayRequest]) (*connect.ServerStreamForClient[covev1.ReplayEvent], error) {
+			return w.client.Runs.Replay
+		}, &covev1.ReplayRequest{}), invalid, "sandbox", ""},
+		{"Runs/PutCheckpoint", "empty", unary(func(w *world) func(context.Context, *connect.Request[covev1.PutCheckpointRequest]) (*connect.Response[covev1.PutCheckpointResponse], error) {
+			return w.client.Runs.PutCheckpoint
+		}, &covev1.PutCheckpointRequest{Run: "nope"}), invalid, "doc", ""},
+		{"Runs/SetPlan", "two origins", unary(func(w *world) func(context.Context, *connect.Request[covev1.SetPlanRequest]) (*connect.Response[covev1.SetPlanResponse], error) {
+			return w.client.Runs.SetPlan
+		}, &covev1.SetPlanRequest{Run: "nope", Items: []*covev1.PlanItem{{Image: "a", Template: "b", Count: 1}}}), invalid, "items[0].image", ""},
+		{"Runs/SetPlan", "none of them", unary(func(w *world) func(context.Context, *connect.Request[covev1.SetPlanRequest]) (*connect.Response[covev1.SetPlanResponse], error) {
+			return w.client.Runs.SetPlan
+		}, &covev1.SetPlanRequest{Run: "nope", Items: []*covev1.PlanItem{{Image: "a"}}}), invalid, "items[0].count", ""},
+		{"Runs/SetPlan", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.SetPlanRequest]) (*connect.Response[covev1.SetPlanResponse], error) {
+			return w.client.Runs.SetPlan
+		}, &covev1.SetPlanRequest{Run: "nope"}), notFound, "run", ""},
+		{"Runs/GetPlan", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.GetPlanRequest]) (*connect.Response[covev1.GetPlanResponse], error) {
+			return w.client.Runs.GetPlan
+		}, &covev1.GetPlanRequest{Run: "nope"}), notFound, "run", ""},
+		{"Runs/GetCheckpoint", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.GetCheckpointRequest]) (*connect.Response[covev1.GetCheckpointResponse], error) {
+			return w.client.Runs.GetCheckpoint
+		}, &covev1.GetCheckpointRequest{Run: "nope"}), notFound, "run", ""},
+		{"Runs/ListCheckpoints", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.ListCheckpointsRequest]) (*connect.Response[covev1.ListCheckpointsResponse], error) {
+			return w.client.Runs.ListCheckpoints
+		}, &covev1.ListCheckpointsRequest{Run: "nope"}), notFound, "run", ""},
+		{"Runs/ListSteps", "page size", unary(func(w *world) func(context.Context, *connect.Request[covev1.ListStepsRequest]) (*connect.Response[covev1.ListStepsResponse], error) {
+			return w.client.Runs.ListSteps
+		}, &covev1.ListStepsRequest{Run: "nope", PageSize: 5000}), invalid, "page_size", "1000"},
+		{"Runs/FollowSteps", "unknown", stream(func(w *world) func(context.Context, *connect.Request[covev1.FollowStepsRequest]) (*connect.ServerStreamForClient[covev1.FollowStepsEvent], error) {
+			return w.client.Runs.FollowSteps
+		}, &covev1.FollowStepsRequest{Run: "nope"}), notFound, "run", ""},
+		{"Runs/Cost", "by", unary(func(w *world) func(context.Context, *connect.Request[covev1.CostRequest]) (*connect.Response[covev1.CostResponse], error) {
+			return w.client.Runs.Cost
+		}, &covev1.CostRequest{By: "day"}), invalid, "by", "group"},
+		{"Shipments/Create", "kind", unary(func(w *world) func(context.Context, *connect.Request[covev1.CreateShipmentRequest]) (*connect.Response[covev1.CreateShipmentResponse], error) {
+			return w.client.Shipments.Create
+		}, &covev1.CreateShipmentRequest{Name: "s", Sink: &covev1.ShipmentSink{Kind: "post"}}), invalid, "sink.kind", "pull"},
+		{"Shipments/Create", "no run", unary(func(w *world) func(context.Context, *connect.Request[covev1.CreateShipmentRequest]) (*connect.Response[covev1.CreateShipmentResponse], error) {
+			return w.client.Shipments.Create
+		}, &covev1.CreateShipmentRequest{Name: "s", Run: "nope", Sink: &covev1.ShipmentSink{Kind: "pull"}}), notFound, "run", "cove runs ls"},
+		{"Shipments/Get", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.GetShipmentRequest]) (*connect.Response[covev1.GetShipmentResponse], error) {
+			return w.client.Shipments.Get
+		}, &covev1.GetShipmentRequest{Shipment: "nope"}), notFound, "shipment", "cove ship ls"},
+		{"Shipments/List", "none", unary(func(w *world) func(context.Context, *connect.Request[covev1.ListShipmentsRequest]) (*connect.Response[covev1.ListShipmentsResponse], error) {
+			return w.client.Shipments.List
+		}, &covev1.ListShipmentsRequest{}), nil, "", ""},
+		{"Shipments/Pause", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.PauseShipmentRequest]) (*connect.Response[covev1.PauseShipmentResponse], error) {
+			return w.client.Shipments.Pause
+		}, &covev1.PauseShipmentRequest{Shipment: "nope"}), notFound, "shipment", ""},
+		{"Shipments/Resume", "none named", unary(func(w *world) func(context.Context, *connect.Request[covev1.ResumeShipmentRequest]) (*connect.Response[covev1.ResumeShipmentResponse], error) {
+			return w.client.Shipments.Resume
+		}, &covev1.ResumeShipmentRequest{}), invalid, "shipment", ""},
+		{"Shipments/Delete", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.DeleteShipmentRequest]) (*connect.Response[covev1.DeleteShipmentResponse], error) {
+			return w.client.Shipments.Delete
+		}, &covev1.DeleteShipmentRequest{Shipment: "nope"}), nil, "", ""},
+		{"Shipments/Ack", "unknown", unary(func(w *world) func(context.Context, *connect.Request[covev1.AckShipmentRequest]) (*connect.Response[covev1.AckShipmentResponse], error) {
+			return w.client.Shipments.Ack
+		}, &covev1.AckShipmentRequest{Shipment: "nope", Cursor: "x"}), notFound, "shipment", ""},
 		{"Leases/List", "none", unary(func(w *world) func(context.Context, *connect.Request[covev1.ListLeasesRequest]) (*connect.Response[covev1.ListLeasesResponse], error) {
 			return w.client.Leases.List
 		}, &covev1.ListLeasesRequest{}), nil, "", ""},
@@ -209,9 +314,9 @@ func scenarios() []scenario {
 		{"Processes/Start", "pty", start(func(m *covev1.StartProcessRequest) { m.Process.Pty = &covev1.TermSize{Rows: 1 << 20, Cols: 1} }), invalid, "process.pty.rows", ""},
 		{"Processes/Start", "timeout", start(func(m *covev1.StartProcessRequest) { m.Process.Timeout = durationpb.New(-1) }), invalid, "process.timeout", ""},
 		{"Processes/Start", "offset", start(func(m *covev1.StartProcessRequest) { m.Offset = -1 }), invalid, "offset", ""},
-		{"Processes/Start", "input", start(func(m *covev1.StartProcessRequest) { m.Process.Input = make([]byte, maxInput+1) }), sandbox.ErrTooLarge, "process.input", "PUT"},
+		{"Processes/Start", "input", start(func(m *covev1.StartProcessRequest) { m.Process.Input = make([]byte, MaxInput+1) }), sandbox.ErrTooLarge, "process.input", "PUT"},
 		{"Processes/Start", "sandbox id", start(func(m *covev1.StartProcessRequest) { m.SandboxId = "A" }), invalid, "sandbox_id", ""},
-		{"Processes/Start", "no such program", start(func(m *covev1.StartProcessRequest) { m.Process.Command = "frobnicate" }), notFound, "", "frobnicate"},
+		{"Processes/Start", "no such program", start(func(m *covev1.StartProcessRequest) { m.Process = &covev1.ProcessSpec{Args: []string{"frobnicate"}} }), notFound, "process.args", "frobnicate"},
 		{"Processes/Start", "ended", start(func(m *covev1.StartProcessRequest) { m.SandboxId = dead }), ended, "", "oom: by itself"},
 		{"Processes/Start", "unknown", start(func(m *covev1.StartProcessRequest) { m.SandboxId = none }), notFound, "", "no sandbox 'nosuchone'"},
 		{"Processes/Wait", "still running", unary(pick.wait, &covev1.WaitProcessRequest{SandboxId: live, ExecId: "proc", MaxWait: durationpb.New(1)}), nil, "", ""},
@@ -219,7 +324,7 @@ func scenarios() []scenario {
 		{"Processes/Wait", "too long", unary(pick.wait, &covev1.WaitProcessRequest{SandboxId: live, ExecId: "proc", MaxWait: durationpb.New(1000 * time.Hour)}), invalid, "max_wait", "1h"},
 		{"Processes/Wait", "no such process", unary(pick.wait, &covev1.WaitProcessRequest{SandboxId: live, ExecId: "x"}), notFound, "", ""},
 		{"Processes/Wait", "exec id", unary(pick.wait, &covev1.WaitProcessRequest{SandboxId: live}), invalid, "exec_id", ""},
-		{"Processes/Resize", "good", unary(pick.resize, &covev1.ResizeRequest{SandboxId: live, ExecId: "proc", Size: &covev1.TermSize{Rows: 1, Cols: 2}}), nil, "", ""},
+		{"Processes/Resize", "good", unary(pick.resize, &covev1.ResizeRequest{SandboxId: live, ExecId: "term", Size: &covev1.TermSize{Rows: 1, Cols: 2}}), nil, "", ""},
 		{"Processes/Resize", "no size", unary(pick.resize, &covev1.ResizeRequest{SandboxId: live, ExecId: "proc"}), invalid, "size", ""},
 		{"Processes/Resize", "no cols", unary(pick.resize, &covev1.ResizeRequest{SandboxId: live, ExecId: "proc", Size: &covev1.TermSize{Rows: 1}}), invalid, "size.cols", ""},
 
@@ -233,7 +338,7 @@ func scenarios() []scenario {
 		{"Files/Write", "good", unary(pick.write, &covev1.WriteFileRequest{SandboxId: live, Path: "/f", Data: []byte("x")}), nil, "", ""},
 		{"Files/Write", "largest", unary(pick.write, &covev1.WriteFileRequest{SandboxId: live, Path: "/f", Data: make([]byte, maxFile)}), nil, "", ""},
 		{"Files/Write", "too large", unary(pick.write, &covev1.WriteFileRequest{SandboxId: live, Path: "/f", Data: make([]byte, maxFile+1)}), sandbox.ErrTooLarge, "data", "PUT"},
-		{"Files/Write", "far too large", unary(pick.write, &covev1.WriteFileRequest{SandboxId: live, Path: "/f", Data: make([]byte, maxMessage+1)}), sandbox.ErrTooLarge, "", "PUT"},
+		{"Files/Write", "far too large", unary(pick.write, &covev1.WriteFileRequest{SandboxId: live, Path: "/f", Data: make([]byte, 25<<20+1)}), sandbox.ErrTooLarge, "", "PUT"},
 		{"Files/Write", "mode", unary(pick.write, &covev1.WriteFileRequest{SandboxId: live, Path: "/f", Mode: 0o10000}), invalid, "mode", ""},
 		{"Files/Write", "user", unary(pick.write, &covev1.WriteFileRequest{SandboxId: live, Path: "/f", User: "a\x00"}), invalid, "user", ""},
 		{"Files/Write", "append and atomic", unary(pick.write, &covev1.WriteFileRequest{SandboxId: live, Path: "/f", Append: true, Atomic: true}), invalid, "append", ""},
@@ -272,7 +377,7 @@ func scenarios() []scenario {
 		add("Processes/SendInput", id, c(func(ctx context.Context, w *world) (any, error) {
 			if id == live {
 				s, err := w.client.Processes.Start(ctx, connect.NewRequest(&covev1.StartProcessRequest{SandboxId: id,
-					Process: &covev1.ProcessSpec{ExecId: "in", Command: "sleep", Stdin: true}}))
+					Process: &covev1.ProcessSpec{ExecId: "in", Command: sleeping, Stdin: true}}))
 				if err != nil {
 					return nil, err
 				}
@@ -282,7 +387,7 @@ func scenarios() []scenario {
 			return w.client.Processes.SendInput(ctx, connect.NewRequest(&covev1.SendInputRequest{SandboxId: id, ExecId: "in", Data: []byte("x")}))
 		}), want, field, says)
 		add("Processes/CloseInput", id, c(func(ctx context.Context, w *world) (any, error) {
-			return w.client.Processes.CloseInput(ctx, connect.NewRequest(&covev1.CloseInputRequest{SandboxId: id, ExecId: "proc"}))
+			return w.client.Processes.CloseInput(ctx, connect.NewRequest(&covev1.CloseInputRequest{SandboxId: id, ExecId: "reads"}))
 		}), want, field, says)
 		add("Processes/List", id, c(func(ctx context.Context, w *world) (any, error) {
 			return w.client.Processes.List(ctx, connect.NewRequest(&covev1.ListProcessesRequest{SandboxId: id}))
@@ -299,6 +404,9 @@ func scenarios() []scenario {
 		add("Files/Chown", id, c(func(ctx context.Context, w *world) (any, error) {
 			return w.client.Files.Chown(ctx, connect.NewRequest(&covev1.ChownRequest{SandboxId: id, Path: "/etc/passwd", User: "user"}))
 		}), want, field, says)
+		add("Files/SetAttributes", id, c(func(ctx context.Context, w *world) (any, error) {
+			return w.client.Files.SetAttributes(ctx, connect.NewRequest(&covev1.SetAttributesRequest{SandboxId: id, Path: "/etc/passwd", Attributes: map[string]string{"a": "b"}}))
+		}), want, field, says)
 		add("Files/Move", id, c(func(ctx context.Context, w *world) (any, error) {
 			return w.client.Files.Move(ctx, connect.NewRequest(&covev1.MoveFileRequest{SandboxId: id, From: "/etc/passwd", To: "/p"}))
 		}), want, field, says)
@@ -314,6 +422,13 @@ func scenarios() []scenario {
 		add("Sandboxes/Stats", id, c(func(ctx context.Context, w *world) (any, error) {
 			return w.client.Sandboxes.Stats(ctx, connect.NewRequest(&covev1.StatsRequest{Id: id}))
 		}), want, field, says)
+		differs := want
+		if want == nil {
+			differs = sandbox.ErrUnsupported // the fake driver has no layers
+		}
+		add("Sandboxes/Diff", id, c(func(ctx context.Context, w *world) (any, error) {
+			return w.client.Sandboxes.Diff(ctx, connect.NewRequest(&covev1.DiffRequest{Id: id}))
+		}), differs, field, says)
 		add("Sandboxes/Reset", id, c(func(ctx context.Context, w *world) (any, error) {
 			return w.client.Sandboxes.Reset(ctx, connect.NewRequest(&covev1.ResetRequest{Id: id}))
 		}), want, field, says)
@@ -349,7 +464,7 @@ func scenarios() []scenario {
 			return w.client.Processes.Attach(ctx, connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: live}))
 		}), invalid, "exec_id"},
 		{"Processes/SendInput", "too much", func(ctx context.Context, w *world) (any, error) {
-			return w.client.Processes.SendInput(ctx, connect.NewRequest(&covev1.SendInputRequest{SandboxId: live, ExecId: "proc", Data: make([]byte, maxInput+1)}))
+			return w.client.Processes.SendInput(ctx, connect.NewRequest(&covev1.SendInputRequest{SandboxId: live, ExecId: "proc", Data: make([]byte, MaxInput+1)}))
 		}, sandbox.ErrTooLarge, "data"},
 		{"Processes/SendInput", "stdin closed", func(ctx context.Context, w *world) (any, error) {
 			return w.client.Processes.SendInput(ctx, connect.NewRequest(&covev1.SendInputRequest{SandboxId: live, ExecId: "proc", Data: []byte("x")}))
@@ -384,6 +499,9 @@ func scenarios() []scenario {
 		{"Files/Chmod", "mode", func(ctx context.Context, w *world) (any, error) {
 			return w.client.Files.Chmod(ctx, connect.NewRequest(&covev1.ChmodRequest{SandboxId: live, Path: "/x", Mode: 1 << 20}))
 		}, invalid, "mode"},
+		{"Files/SetAttributes", "attributes", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Files.SetAttributes(ctx, connect.NewRequest(&covev1.SetAttributesRequest{SandboxId: live, Path: "/x", Attributes: map[string]string{"a": strings.Repeat("x", 5000)}}))
+		}, invalid, "attributes"},
 		{"Files/Chown", "user", func(ctx context.Context, w *world) (any, error) {
 			return w.client.Files.Chown(ctx, connect.NewRequest(&covev1.ChownRequest{SandboxId: live, Path: "/x"}))
 		}, invalid, "user"},
@@ -408,6 +526,30 @@ func scenarios() []scenario {
 		{"Images/Remove", "no name", func(ctx context.Context, w *world) (any, error) {
 			return w.client.Images.Remove(ctx, connect.NewRequest(&covev1.RemoveImageRequest{}))
 		}, invalid, "name"},
+		{"Images/Build", "no file", stream2(func(ctx context.Context, w *world) (*connect.ServerStreamForClient[covev1.BuildImageEvent], error) {
+			return w.client.Images.Build(ctx, connect.NewRequest(&covev1.BuildImageRequest{Name: "app"}))
+		}), invalid, "dockerfile"},
+		{"Images/Build", "unknown base", stream2(func(ctx context.Context, w *world) (*connect.ServerStreamForClient[covev1.BuildImageEvent], error) {
+			return w.client.Images.Build(ctx, connect.NewRequest(&covev1.BuildImageRequest{Name: "app", Dockerfile: "FROM zzz"}))
+		}), sandbox.ErrImageNotFound, "dockerfile:1"},
+		{"Images/StartBuild", "name", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Images.StartBuild(ctx, connect.NewRequest(&covev1.BuildImageRequest{Name: "a b", Dockerfile: "FROM base"}))
+		}, invalid, "name"},
+		{"Images/GetBuild", "unknown", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Images.GetBuild(ctx, connect.NewRequest(&covev1.GetBuildRequest{Id: "zzz"}))
+		}, sandbox.ErrNotFound, ""},
+		{"Images/FollowBuild", "unknown", stream2(func(ctx context.Context, w *world) (*connect.ServerStreamForClient[covev1.BuildImageEvent], error) {
+			return w.client.Images.FollowBuild(ctx, connect.NewRequest(&covev1.FollowBuildRequest{Id: "zzz"}))
+		}), sandbox.ErrNotFound, ""},
+		{"Images/CancelBuild", "unknown", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Images.CancelBuild(ctx, connect.NewRequest(&covev1.CancelBuildRequest{Id: "zzz"}))
+		}, sandbox.ErrNotFound, ""},
+		{"Images/HasFiles", "key", func(ctx context.Context, w *world) (any, error) {
+			return w.client.Images.HasFiles(ctx, connect.NewRequest(&covev1.HasFilesRequest{Key: "a b"}))
+		}, invalid, "key"},
+		{"Images/Push", "unknown", stream2(func(ctx context.Context, w *world) (*connect.ServerStreamForClient[covev1.PushImageEvent], error) {
+			return w.client.Images.Push(ctx, connect.NewRequest(&covev1.PushImageRequest{Name: "zzz", Reference: "reg.test/x"}))
+		}), sandbox.ErrImageNotFound, ""},
 		{"Images/Prune", "good", func(ctx context.Context, w *world) (any, error) {
 			return w.client.Images.Prune(ctx, connect.NewRequest(&covev1.PruneImagesRequest{}))
 		}, nil, ""},
@@ -490,6 +632,7 @@ func stream2[A any](open func(context.Context, *world) (*connect.ServerStreamFor
 func TestScenarios(t *testing.T) {
 	// One world for those that only look or fail, a new one where something is changed for good.
 	shared := scenarioWorld(t)
+	shared.addVolume()
 	var covered []string
 	for _, sc := range scenarios() {
 		covered = append(covered, "/cove.v1."+sc.proc)
@@ -497,6 +640,9 @@ func TestScenarios(t *testing.T) {
 			w := shared
 			if sc.want == nil {
 				w = scenarioWorld(t)
+				if strings.HasPrefix(sc.proc, "Volumes/") || strings.Contains(sc.name, "volume") {
+					w.addVolume() // it takes as long as all the rest
+				}
 			}
 			err := sc.call(t.Context(), w)
 			if sc.want == nil {
@@ -515,7 +661,7 @@ func TestScenarios(t *testing.T) {
 			if !strings.Contains(e.Error()+" "+e.Hint, sc.says) {
 				t.Errorf("%q (hint %q) does not say %q", e, e.Hint, sc.says)
 			}
-			if want := opOf("/cove.v1." + sc.proc); e.Op != want && sc.name != "far too large" && !strings.HasPrefix(e.Op, "guest") {
+			if want := string(nativeProcedures["/cove.v1."+sc.proc]); e.Op != want && sc.name != "far too large" && !strings.HasPrefix(e.Op, "guest") && !strings.HasPrefix(e.Op, "volume.") {
 				t.Errorf("op %q, want %q", e.Op, want)
 			}
 		})

@@ -2,9 +2,10 @@ package server
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/egress/secret"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 )
@@ -23,82 +24,47 @@ func writes(field, scope string) part { return part{field, need{sandbox.Develope
 // sshParts is what a login can do besides reaching ports: a shell, and sftp.
 var sshParts = []part{writes("", "processes"), writes("", "files")}
 
-// partsOf is what a message needs besides the right to its method. Whoever has a
-// sandbox's id may name it with any scope that acts on sandboxes.
-func partsOf(msg any) (ps []part) {
-	when := func(is bool, p part) {
-		if is {
-			ps = append(ps, p)
-		}
-	}
-	switch m := msg.(type) {
-	case *covev1.CreateSandboxRequest:
-		ps = partsOfSpec(m.GetSpec())
-	case *covev1.BuildTemplateRequest:
-		ps = partsOfSpec(m.GetSpec())
-		when(m.GetStart() != "", writes("start", "processes"))
-		when(m.GetReadyCommand() != "", writes("ready_command", "processes"))
-	case *covev1.ForkRequest:
-		when(m.GetSnapshot() != "", reads("snapshot", "snapshots"))
-	case *covev1.RestoreRequest:
-		when(m.GetSnapshot() != "", reads("snapshot", "snapshots"))
-	case *covev1.SetNetworkRequest:
-		ps = partsOfNetwork("network", m.GetNetwork())
-	case *covev1.SetSecretsRequest:
-		when(len(m.GetSecrets()) > 0, reads("secrets", "secrets"))
-	case *covev1.WaitReadyRequest:
-		when(m.GetCommand() != "", writes("command", "processes"))
-	case *covev1.SignSshRequest:
-		ps = sshParts
-	case *covev1.CreateSnapshotRequest:
-		when(m.GetStop(), writes("stop", "sandboxes"))
-	case *covev1.MountSnapshotRequest:
-		ps = []part{writes("path", "files")}
-	case *covev1.CreateVolumeRequest:
-		when(m.GetSnapshot() != "", reads("snapshot", "snapshots"))
-	case *covev1.SnapshotVolumeRequest:
-		ps = []part{writes("", "snapshots")}
-	}
-	return ps
-}
-
-func partsOfSpec(s *covev1.SandboxSpec) (ps []part) {
+// partsOfSpec is what a spec needs besides the right to make a sandbox. Whoever
+// has a sandbox's id may name it with any scope that acts on sandboxes.
+func partsOfSpec(s sandbox.Spec) (ps []part) {
 	// The default image is everybody's, and clients name it.
-	if image := s.GetImage(); image != "" && image != sandbox.StandardDefaults().Image {
+	if s.Image != "" && s.Image != sandbox.StandardDefaults().Image {
 		ps = append(ps, reads("spec.image", "images"))
 	}
-	if s.GetSnapshot() != "" {
+	if s.Snapshot != "" {
 		ps = append(ps, reads("spec.snapshot", "snapshots"))
 	}
-	if s.GetTemplate() != "" {
+	if s.Template != "" {
 		ps = append(ps, reads("spec.template", "templates"))
 	}
-	for _, v := range s.GetVolumes() {
-		if v.GetMode() == string(sandbox.VolumeReadOnly) {
+	for _, v := range s.Volumes {
+		if v.Mode == sandbox.VolumeReadOnly {
 			ps = append(ps, reads("spec.volumes", "volumes"))
 		} else {
 			ps = append(ps, writes("spec.volumes", "volumes"))
 		}
 	}
-	if len(s.GetSecrets()) > 0 {
+	if len(s.Secrets) > 0 {
 		ps = append(ps, reads("spec.secrets", "secrets"))
 	}
-	return append(ps, partsOfNetwork("spec.network", s.GetNetwork())...)
+	if s.Ingress.Public {
+		ps = append(ps, writes("spec.ingress.public", "ports"))
+	}
+	return append(ps, partsOfNetwork("spec.network", s.Network)...)
 }
 
-func partsOfNetwork(field string, n *covev1.Network) (ps []part) {
-	if n.GetRecord() != nil {
+func partsOfNetwork(field string, n sandbox.Network) (ps []part) {
+	if n.Record != nil {
 		ps = append(ps, writes(field+".record", "recordings"))
 	}
-	if n.GetReplay() != nil {
+	if n.Replay != nil {
 		ps = append(ps, reads(field+".replay", "recordings"))
 	}
+	// A header may say where a secret goes that has no hosts of its own.
+	if slices.ContainsFunc(n.Headers, func(h sandbox.NetworkHeader) bool { return strings.Contains(h.Value, secret.Prefix) }) {
+		ps = append(ps, reads(field+".headers", "secrets"))
+	}
 	return ps
-}
-
-// checkParts refuses a message with a part that is outside the key's scopes.
-func checkParts(k store.Key, procedure string, msg any) error {
-	return allowsAll(k, strings.TrimPrefix(procedure, "/"+apiPackage+"."), partsOf(msg))
 }
 
 func allowsAll(k store.Key, what string, ps []part) error {

@@ -5,15 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/egress/secret"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
 
 // SecretNode is what the server needs of a node for secrets. Values are handed
@@ -33,25 +28,23 @@ const (
 	maxSandboxSecrets = 32
 )
 
-type secretService struct{ *Server }
-
-// secretBook keeps what the node knows and what the store has the same.
-type secretBook struct {
-	changing sync.Mutex // held from a change in the store to its end on the node
-}
-
-func (s secretService) Create(ctx context.Context, r *connect.Request[covev1.CreateSecretRequest]) (*connect.Response[covev1.CreateSecretResponse], error) {
-	m := r.Msg
-	now := s.cfg.Clock().UTC()
-	sec := sandbox.Secret{Tenant: store.ScopeOf(ctx).Tenant(), Name: m.Name, Hosts: m.Hosts, Header: m.Header, Format: m.Format, URL: m.Url, Body: m.Body,
-		AllowHTTP: m.AllowHttp, Env: m.Env, Placeholder: m.Placeholder, Value: sandbox.NewSecretValue(m.Value), CreatedAt: now, UpdatedAt: now}
+// CreateSecret keeps a secret of the caller's tenant; without a placeholder it gets
+// one.
+func (s *Server) CreateSecret(ctx context.Context, sec sandbox.Secret) (_ sandbox.Secret, err error) {
+	ctx, call, err := s.begin(ctx, "secret.create", about("name", sec.Name))
+	if err != nil {
+		return sec, err
+	}
+	defer call.end(&err)
+	sec.Tenant, sec.CreatedAt = store.ScopeOf(ctx).Tenant(), s.cfg.Clock().UTC()
+	sec.UpdatedAt, sec.Version = sec.CreatedAt, 1
 	if sec.Placeholder == "" {
 		sec.Placeholder = newPlaceholder(sec.Name)
 	}
-	if err := secret.Validate(sec); err != nil {
-		return nil, err
+	if err := firstError(secret.Validate(sec), sandbox.ValidateLabels("labels", sec.Labels)); err != nil {
+		return sec, err
 	}
-	err := s.changeSecrets(ctx, func(ctx context.Context) error {
+	err = s.changeSecrets(ctx, func(ctx context.Context) error {
 		have, err := s.store.ListSecrets(ctx)
 		if err != nil {
 			return err
@@ -70,9 +63,9 @@ func (s secretService) Create(ctx context.Context, r *connect.Request[covev1.Cre
 		return s.store.CreateSecret(ctx, sealedOf(sec, sealed))
 	})
 	if errors.Is(err, sandbox.ErrAlreadyExists) {
-		err = &sandbox.Error{Class: sandbox.AlreadyExists, Field: "name", Msg: "there is a secret '" + m.Name + "' already", Hint: "update it, which running sandboxes notice at once"}
+		err = &sandbox.Error{Class: sandbox.AlreadyExists, Field: "name", Msg: "there is a secret '" + sec.Name + "' already", Hint: "update it, which running sandboxes notice at once"}
 	}
-	return answer(&covev1.CreateSecretResponse{Secret: wire.Secret(sec)}, err)
+	return sec, err
 }
 
 func sealedOf(sec sandbox.Secret, sealed []byte) store.SealedSecret {
@@ -80,33 +73,34 @@ func sealedOf(sec sandbox.Secret, sealed []byte) store.SealedSecret {
 	return store.SealedSecret{Secret: sec, Sealed: sealed}
 }
 
-func (s secretService) List(ctx context.Context, r *connect.Request[covev1.ListSecretsRequest]) (*connect.Response[covev1.ListSecretsResponse], error) {
-	list, err := s.store.ListSecrets(ctx)
+// ListSecrets lists the tenant's secrets, without their values.
+func (s *Server) ListSecrets(ctx context.Context) (list []sandbox.Secret, err error) {
+	ctx, call, err := s.begin(ctx, "secret.list")
 	if err != nil {
 		return nil, err
 	}
-	out := &covev1.ListSecretsResponse{}
-	for _, sec := range list {
-		out.Secrets = append(out.Secrets, wire.Secret(sec.Secret))
+	defer call.end(&err)
+	have, err := s.store.ListSecrets(ctx)
+	for _, sec := range have {
+		list = append(list, sec.Secret)
 	}
-	return connect.NewResponse(out), nil
+	return list, err
 }
 
-func (s secretService) Update(ctx context.Context, r *connect.Request[covev1.UpdateSecretRequest]) (*connect.Response[covev1.UpdateSecretResponse], error) {
-	m := r.Msg
-	if err := secret.ValidateName("name", m.Name); err != nil {
-		return nil, err
+// UpdateSecret changes a secret, which running sandboxes notice at once.
+func (s *Server) UpdateSecret(ctx context.Context, name string, u sandbox.SecretUpdate) (sec sandbox.Secret, err error) {
+	ctx, call, err := s.begin(ctx, "secret.update", about("name", name))
+	if err != nil {
+		return sec, err
 	}
-	u := sandbox.SecretUpdate{Hosts: m.Hosts, Header: m.Header, Format: m.Format, Env: m.Env, URL: m.Url, Body: m.Body, AllowHTTP: m.AllowHttp}
-	if m.Value != nil {
-		v := sandbox.NewSecretValue(*m.Value)
-		u.Value = &v
+	defer call.end(&err)
+	if err := secret.ValidateName("name", name); err != nil {
+		return sec, err
 	}
-	var sec sandbox.Secret
-	err := s.changeSecrets(ctx, func(ctx context.Context) error {
-		have, err := s.store.GetSecret(ctx, m.Name)
+	err = s.changeSecrets(ctx, func(ctx context.Context) error {
+		have, err := s.store.GetSecret(ctx, name)
 		if err != nil {
-			return s.noSecret(ctx, "name", m.Name, err)
+			return s.noSecret(ctx, "name", name, err)
 		}
 		if sec = have.Secret; u.Value == nil { // a new value needs no old one
 			if sec, err = s.vault.open(sec, have.Sealed); err != nil {
@@ -117,7 +111,7 @@ func (s secretService) Update(ctx context.Context, r *connect.Request[covev1.Upd
 		if sec.UpdatedAt = s.cfg.Clock().UTC(); !sec.UpdatedAt.After(have.UpdatedAt) {
 			sec.UpdatedAt = have.UpdatedAt.Add(1) // the store tells versions apart by it
 		}
-		if err := secret.Validate(sec); err != nil {
+		if err := firstError(secret.Validate(sec), sandbox.ValidateLabels("labels", sec.Labels)); err != nil {
 			return err
 		}
 		sealed, err := s.vault.seal(sec)
@@ -126,32 +120,44 @@ func (s secretService) Update(ctx context.Context, r *connect.Request[covev1.Upd
 		}
 		return s.store.ReplaceSecret(ctx, sealedOf(sec, sealed), have.UpdatedAt)
 	})
-	return answer(&covev1.UpdateSecretResponse{Secret: wire.Secret(sec)}, err)
+	return sec, err
 }
 
-func (s secretService) Delete(ctx context.Context, r *connect.Request[covev1.DeleteSecretRequest]) (*connect.Response[covev1.DeleteSecretResponse], error) {
-	if err := secret.ValidateName("name", r.Msg.Name); err != nil {
-		return nil, err
+// DeleteSecret removes a secret. What used it goes on without.
+func (s *Server) DeleteSecret(ctx context.Context, name string) (err error) {
+	ctx, call, err := s.begin(ctx, "secret.delete", about("name", name))
+	if err != nil {
+		return err
 	}
-	err := s.changeSecrets(ctx, func(ctx context.Context) error {
-		return s.noSecret(ctx, "name", r.Msg.Name, s.store.DeleteSecret(ctx, r.Msg.Name))
+	defer call.end(&err)
+	if err := secret.ValidateName("name", name); err != nil {
+		return err
+	}
+	return s.changeSecrets(ctx, func(ctx context.Context) error {
+		return s.noSecret(ctx, "name", name, s.store.DeleteSecret(ctx, name))
 	})
-	return answer(&covev1.DeleteSecretResponse{}, err)
 }
 
-// SetSecrets goes to the node first: what is in force there is the truth, and
-// Reconcile takes its word.
-func (s sandboxService) SetSecrets(ctx context.Context, r *connect.Request[covev1.SetSecretsRequest]) (*connect.Response[covev1.SetSecretsResponse], error) {
-	id, names := r.Msg.Id, r.Msg.Secrets
-	if err := validID("id", id); err != nil {
-		return nil, err
+// SetSecrets says which secrets a sandbox may use. It goes to the node first: what
+// is in force there is the truth, and Reconcile takes its word.
+func (s *Server) SetSecrets(ctx context.Context, id string, names []string) (err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.set_secrets", about("id", id))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	if len(names) > 0 {
+		err = call.needs(reads("secrets", "secrets"))
+	}
+	if err := firstError(err, validID("id", id)); err != nil {
+		return err
 	}
 	sb, err := s.live(ctx, id)
 	if err == nil && len(names) > 0 {
 		err = s.checkSecrets(ctx, "secrets", names, sb.Spec.Network)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
@@ -163,9 +169,9 @@ func (s sandboxService) SetSecrets(ctx context.Context, r *connect.Request[covev
 		})
 	}
 	if err != nil {
-		return nil, s.explain(ctx, id, err)
+		return s.explain(ctx, id, err)
 	}
-	return connect.NewResponse(&covev1.SetSecretsResponse{Secrets: names}), nil
+	return nil
 }
 
 // checkSecrets says whether a sandbox with that network may have these secrets.
@@ -230,25 +236,25 @@ func (s *Server) changeSecrets(ctx context.Context, change func(context.Context)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
 	tenant := store.ScopeOf(ctx).Tenant()
-	s.secrets.changing.Lock()
+	s.secretTurn.Lock()
 	err := change(ctx)
 	var late error
 	if err == nil {
 		late = s.handOver(ctx, tenant)
 	}
-	s.secrets.changing.Unlock()
+	s.secretTurn.Unlock()
 	if late == nil {
 		return err
 	}
-	s.owe("secrets of "+tenant, func(ctx context.Context) error {
-		s.secrets.changing.Lock()
-		defer s.secrets.changing.Unlock()
+	s.untilDone("secrets of "+tenant, func(ctx context.Context) error {
+		s.secretTurn.Lock()
+		defer s.secretTurn.Unlock()
 		return s.handOver(ctx, tenant)
 	})
 	return sandbox.Errorf(sandbox.Unavailable, "", "it is recorded, and in force as soon as the node takes it: %w", late)
 }
 
-// handOver gives the node the secrets of a tenant; changing is held. One that
+// handOver gives the node the secrets of a tenant; secretTurn is held. One that
 // cannot be opened is left out: what used it fails, as if it were deleted.
 func (s *Server) handOver(ctx context.Context, tenant string) error {
 	list, err := s.store.ListSecrets(store.In(ctx, tenant))
@@ -276,8 +282,8 @@ func (s *Server) opened(list []store.SealedSecret) (out []sandbox.Secret) {
 // handOverAll tells a node that has just started about every tenant that has
 // secrets, or sandboxes that wait to hear of them.
 func (s *Server) handOverAll(ctx context.Context, live []sandbox.Sandbox) error {
-	s.secrets.changing.Lock()
-	defer s.secrets.changing.Unlock()
+	s.secretTurn.Lock()
+	defer s.secretTurn.Unlock()
 	list, err := s.store.ListSecrets(ctx)
 	if err != nil {
 		return err

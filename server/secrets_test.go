@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,7 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
-	"github.com/cove-sandbox/cove/cas"
+	"github.com/cove-sandbox/cove/internal/seal"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 )
@@ -30,9 +31,7 @@ func (w *world) addSecret(m *covev1.CreateSecretRequest) *covev1.Secret {
 
 // onNode is the value that the node has for a secret of the default tenant.
 func (w *world) onNode(name string) string {
-	w.node.mu.Lock()
-	defer w.node.mu.Unlock()
-	for _, s := range w.node.secrets[sandbox.DefaultTenant] {
+	for _, s := range w.node.saw().secrets[sandbox.DefaultTenant] {
 		if s.Name == name {
 			return s.Value.Reveal()
 		}
@@ -96,9 +95,7 @@ func TestSecrets(t *testing.T) {
 		t.Errorf("%v, %v", up, err)
 	}
 	// A server that starts tells the node.
-	w.node.mu.Lock()
-	w.node.secrets = nil
-	w.node.mu.Unlock()
+	w.node.does(func(c *calls) { clear(c.secrets) })
 	if err := w.server.Reconcile(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -106,9 +103,7 @@ func TestSecrets(t *testing.T) {
 		t.Errorf("after a start the node has %q", w.onNode("api"))
 	}
 	// What cannot be put in force now is later.
-	w.node.mu.Lock()
-	w.node.putErr = errors.New("busy")
-	w.node.mu.Unlock()
+	w.node.does(func(c *calls) { c.putErr = errors.New("busy") })
 	_, err = w.client.Secrets.Update(ctx, connect.NewRequest(&covev1.UpdateSecretRequest{Name: "api", Value: new(value)}))
 	wantError(t, err, sandbox.ErrUnavailable, "recorded")
 
@@ -157,8 +152,8 @@ func TestSecrets(t *testing.T) {
 
 // A value cannot be read with another key, nor put in another's place.
 func TestSealedValues(t *testing.T) {
-	first, second := cas.NewKey(), cas.NewKey()
-	v := vault{cas.NewKeyring(first)}
+	first, second := seal.NewKey(), seal.NewKey()
+	v := vault{seal.NewKeyring(first)}
 	s := sandbox.Secret{Tenant: "t", Name: "a", Value: sandbox.NewSecretValue("the value")}
 	sealed, err := v.seal(s)
 	if err != nil {
@@ -168,11 +163,11 @@ func TestSealedValues(t *testing.T) {
 		t.Error("sealed alike, or in clear")
 	}
 	bare := sandbox.Secret{Tenant: "t", Name: "a"}
-	if got, err := (vault{cas.NewKeyring(second, first)}).open(bare, sealed); err != nil || got.Value.Reveal() != "the value" {
+	if got, err := (vault{seal.NewKeyring(second, first)}).open(bare, sealed); err != nil || got.Value.Reveal() != "the value" {
 		t.Errorf("after a rotation: %v", err)
 	}
 	for what, f := range map[string]func() error{
-		"another key":    func() error { _, err := (vault{cas.NewKeyring(second)}).open(bare, sealed); return err },
+		"another key":    func() error { _, err := (vault{seal.NewKeyring(second)}).open(bare, sealed); return err },
 		"no key":         func() error { _, err := (vault{}).open(bare, sealed); return err },
 		"another name":   func() error { _, err := v.open(sandbox.Secret{Tenant: "t", Name: "b"}, sealed); return err },
 		"another tenant": func() error { _, err := v.open(sandbox.Secret{Tenant: "u", Name: "a"}, sealed); return err },
@@ -189,6 +184,18 @@ func TestSealedValues(t *testing.T) {
 	}
 	if _, err := (vault{}).seal(s); !errors.Is(err, sandbox.ErrUnsupported) {
 		t.Error(err)
+	}
+}
+
+// A value that the first release sealed opens for ever.
+func TestOpensSecretsOfTheFirstRelease(t *testing.T) {
+	sealed, err := hex.DecodeString("011ac2f192702849e02af5ca12d5d7b9ba156073a5a3a9440b92f07a80d62b69a79eeb448772a9822db2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := vault{seal.NewKeyring([seal.KeySize]byte{1, 2, 3})}.open(sandbox.Secret{Tenant: "t", Name: "a"}, sealed)
+	if err != nil || got.Value.Reveal() != "hello" {
+		t.Errorf("%q, %v", got.Value.Reveal(), err)
 	}
 }
 
@@ -218,10 +225,8 @@ func TestSecretsByRole(t *testing.T) {
 		t.Fatal(err)
 	}
 	list, err := s.store.ListSecrets(store.In(ctx, s.tenants["gone"]))
-	s.node.mu.Lock()
-	defer s.node.mu.Unlock()
-	if err != nil || len(list) != 0 || len(s.node.secrets[s.tenants["gone"]]) != 0 {
-		t.Errorf("left: %v, %v, on the node %d", list, err, len(s.node.secrets[s.tenants["gone"]]))
+	if err != nil || len(list) != 0 || len(s.node.saw().secrets[s.tenants["gone"]]) != 0 {
+		t.Errorf("left: %v, %v, on the node %d", list, err, len(s.node.saw().secrets[s.tenants["gone"]]))
 	}
 }
 

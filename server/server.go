@@ -3,14 +3,15 @@ package server
 import (
 	"context"
 	"crypto/rand"
+	"crypto/x509"
 	"io"
 	"log/slog"
-	"net/http"
 	"sync"
 	"time"
 
-	"github.com/cove-sandbox/cove/cas"
-	"github.com/cove-sandbox/cove/internal/strangers"
+	"github.com/cove-sandbox/cove/egress/inward"
+	"github.com/cove-sandbox/cove/internal/seal"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 )
@@ -19,7 +20,7 @@ import (
 // value of everything else is a good default.
 type Config struct {
 	Store   store.Store
-	Node    Node
+	Node    node.Node
 	Logger  *slog.Logger
 	Version string
 
@@ -33,7 +34,7 @@ type Config struct {
 	Defaults sandbox.Defaults // what it gets where it asks for nothing
 
 	// SecretKeys seal the values of secrets in the store; nil = there can be none.
-	SecretKeys *cas.Keyring
+	SecretKeys *seal.Keyring
 
 	// KeyRotated, if set, is told of every rotation: the hash of the secret before
 	// and the new secret.
@@ -43,6 +44,21 @@ type Config struct {
 	// QueueWait is how long a create waits for room on a full node, in turn
 	// with those of other tenants; 0 = not at all.
 	QueueWait time.Duration
+
+	// StepDir is where the steps of runs are kept; "" = they are not. A tenant's may
+	// take MaxStepBytes; 16 GiB.
+	StepDir      string
+	MaxStepBytes int64
+	// ShipDir is below what shipments to directories go; "" = there are none. ShipTo
+	// makes connections of the others. ShipWait is how long a step waits for a shipment
+	// that is behind; 10 s.
+	ShipDir  string
+	ShipTo   inward.Allowed
+	ShipCA   *x509.CertPool // nil = the host's
+	ShipWait time.Duration
+	// RunRetention is how long runs that have ended stay, with steps and checkpoints;
+	// 90 days, negative for ever.
+	RunRetention time.Duration
 
 	Retention time.Duration // how long ended sandboxes stay readable; 7 days
 	MaxUpload int64         // bytes of one PUT of a file or tar; 64 GiB
@@ -58,6 +74,7 @@ type Config struct {
 	CancelGrace time.Duration
 	EndWait     time.Duration // how long a broken stream waits to learn that the sandbox ended; 5 s
 	ForkGrace   time.Duration // how long children wait for a caller that left to ask again; 1 min
+	GroupGrace  time.Duration // how long a group under way does; 5 s
 }
 
 func (c *Config) fill() error {
@@ -83,10 +100,14 @@ func (c *Config) fill() error {
 	setDefault(&c.AuditRetention, 90*24*time.Hour)
 	setDefault(&c.MaxUpload, 64*sandbox.GiB)
 	setDefault(&c.MaxImage, 64*sandbox.GiB)
+	setDefault(&c.MaxStepBytes, 16*sandbox.GiB)
+	setDefault(&c.ShipWait, 10*time.Second)
+	setDefault(&c.RunRetention, 90*24*time.Hour)
 	setDefault(&c.KeepAlive, 15*time.Second)
 	setDefault(&c.EndWait, 5*time.Second)
 	setDefault(&c.CancelGrace, 30*time.Second)
 	setDefault(&c.ForkGrace, forkGrace)
+	setDefault(&c.GroupGrace, 5*time.Second)
 	setDefault(&c.CallbackGrace, 5*time.Second)
 	setDefault(&c.CallbackLinger, time.Minute)
 	return nil
@@ -104,7 +125,8 @@ func setDefault[T ~int64](p *T, v T) {
 type Server struct {
 	cfg   Config
 	store store.Store
-	node  Node
+	node  node.Node
+	about node.Info // of the node; without what changes
 	log   *slog.Logger
 
 	keys    keyring
@@ -118,21 +140,30 @@ type Server struct {
 
 	content  contentBook
 	prepares prepareBook
+	builds   buildBook
 
-	secrets secretBook
-	vault   vault
+	secretTurn sync.Mutex // held from a change of secrets in the store until the node has it
+	vault      vault
 
-	rights *rights
-	audit  auditor
-	quotas quotaBook
-	ledger ledger
-	room   waitingRoom
+	audit        auditor
+	quotas       quotaBook
+	reservations reservations
+	queue        createQueue
+	holdings     holdings
 
-	volumeTurn sync.Mutex // one volume is admitted at a time
-	leases     leaseBook
-	strays     strayBook
-
-	handler http.Handler
+	leases   leaseBook
+	members  memberBook
+	busy     busyBook
+	steps    stepBook
+	ships    shipBook
+	spends   spendBook
+	shipTurn sync.Mutex // held while a shipment is made, paused or deleted
+	runTurn  sync.Mutex // held while a run is begun or deleted
+	strays   strayBook
+	grades   gradeBook
+	sendings sendingBook // of tests
+	setups   turnstile   // of grades
+	plans    planBook
 }
 
 // New makes a server; nothing runs until Run.
@@ -140,57 +171,39 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, rights: newRights(), vault: vault{cfg.SecretKeys}}
-	s.store = counted{cfg.Store, &s.ledger, &s.room, &s.leases}
+	s := &Server{cfg: cfg, log: cfg.Logger, vault: vault{cfg.SecretKeys}}
+	s.store = counted{cfg.Store, &s.reservations, &s.queue, &s.leases, &s.members, s.leftRun, s.plans.took, &s.holdings}
+	var err error
+	if s.about, err = meet(cfg.Node); err != nil {
+		return nil, err
+	}
 	s.node = newGuard(cfg.Node, s.store)
-	s.ledger.init()
+	s.reservations.init()
+	s.holdings.init(cfg.Store, s.node.Blobs)
 	s.leases.init()
+	s.members.init()
+	s.busy.init()
+	s.ships.init(s)
+	s.steps.init(cfg.StepDir, s.ships.appended)
+	s.spends.init()
 	s.strays.init()
-	s.room.init(s.node.Capacity)
+	s.grades.init()
+	s.sendings.init()
+	s.setups.init(gradeWidth)
+	s.plans.init()
+	s.queue.init(s.node.Capacity)
 	s.quotas.init(cfg.Store, cfg.Clock)
 	s.audit.init(cfg.Store, cfg.Clock, cfg.Logger)
 	s.keys.init(cfg.Store)
-	s.images.init(cfg.Store, cfg.Node.Images(), func() { s.content.wantImages() })
+	s.images.init(cfg.Store, cfg.Node, s.imageBound, func() { s.content.wantImages() })
 	s.creates.init()
 	s.ends.init()
 	s.calls.init()
 	s.callbacks.init(s)
 	s.content.init()
 	s.prepares.init()
-	s.handler = s.routes()
+	s.builds.init()
 	return s, nil
-}
-
-// Handler serves the whole API: Connect, plain HTTP and /healthz.
-func (s *Server) Handler() http.Handler { return s.handler }
-
-// HTTPServer is an http.Server set up as the API needs it: HTTP/1.1 and
-// HTTP/2, the latter without TLS too, because a client holds one stream per
-// running process and HTTP/1.1 would cost it a connection each.
-func HTTPServer(h http.Handler) *http.Server {
-	var p http.Protocols
-	p.SetHTTP1(true)
-	p.SetHTTP2(true)
-	p.SetUnencryptedHTTP2(true)
-	s := &http.Server{
-		Handler:           h,
-		Protocols:         &p,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       5 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		HTTP2: &http.HTTP2Config{
-			// The usual 250 would stop a trainer that watches a thousand
-			// processes over one connection. Who has shown no key has far fewer.
-			MaxConcurrentStreams:          100_000,
-			MaxReceiveBufferPerStream:     4 << 20,
-			MaxReceiveBufferPerConnection: 64 << 20,
-			// A client machine that vanished is noticed within a minute.
-			SendPingTimeout: 30 * time.Second,
-			PingTimeout:     30 * time.Second,
-		},
-	}
-	strangers.New(strangers.Limits{}).Guard(s)
-	return s
 }
 
 // Run does the server's own work until ctx ends, and waits for it: it records
@@ -207,7 +220,22 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { s.collectLoop(ctx) })
 	wg.Go(func() { s.audit.run(ctx) })
 	wg.Go(func() { s.leaseLoop(ctx) })
+	wg.Go(s.stagePlans)
+	if s.steps.logs.Load() != nil {
+		wg.Go(func() { s.steps.logs.Load().Run(ctx, s.log) })
+		wg.Go(func() { s.spendLoop(ctx) })
+		s.ships.start()
+	}
 	wg.Wait()
+	s.ships.stop()
+	s.steps.stop()
+	s.steps.work.Wait()
+	if s.steps.logs.Load() != nil {
+		if err := s.steps.logs.Load().Close(); err != nil {
+			s.log.Warn("cannot close the logs of steps", "err", err)
+		}
+	}
+	s.plans.stop()
 	s.strays.stop()
 	s.callbacks.stop()
 
@@ -226,6 +254,7 @@ func (s *Server) housekeeping(ctx context.Context) {
 	defer hour.Stop()
 	s.forgetOld(ctx)
 	s.expireSnapshots(ctx)
+	s.forgetBuilds(ctx)
 	for {
 		select {
 		case <-ctx.Done():
@@ -235,6 +264,7 @@ func (s *Server) housekeeping(ctx context.Context) {
 			s.expireSnapshots(ctx)
 		case <-hour.C:
 			s.forgetOld(ctx)
+			s.forgetBuilds(ctx)
 		}
 	}
 }
@@ -244,6 +274,8 @@ func (s *Server) forgetOld(ctx context.Context) {
 	const batch = 500
 	ctx = asServer(ctx)
 	defer s.audit.forget(ctx, s.cfg.AuditRetention)
+	defer s.forgetGrades(ctx)
+	defer s.forgetRuns(ctx)
 	before := s.cfg.Clock().Add(-s.cfg.Retention)
 	for total := 0; ; {
 		n, err := s.store.ForgetEnded(ctx, before, batch)

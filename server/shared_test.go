@@ -101,7 +101,7 @@ func TestQuotas(t *testing.T) {
 	if err := s.server.Reconcile(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if u := s.server.ledger.usage(s.tenants["blue"]); u.Sandboxes != 3 {
+	if u := s.server.reservations.usage(s.tenants["blue"]); u.Sandboxes != 3 {
 		t.Errorf("counted anew: %+v", u)
 	}
 
@@ -188,20 +188,20 @@ func TestForkUnderARate(t *testing.T) {
 // when others wait: it must not hold up its tenant, nor be told to come again.
 func TestWhatNeverFitsDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var r waitingRoom
-		r.init(func() Capacity {
+		var r createQueue
+		r.init(func(context.Context) (sandbox.Capacity, error) {
 			all := sandbox.Resources{MilliCPU: 1000, Memory: 1 << 30, Disk: 1 << 30}
-			return Capacity{Total: all, Used: all}
+			return sandbox.Capacity{Total: all, Used: all}, nil
 		})
 		full := &sandbox.Error{Class: sandbox.NoCapacity}
 		waits := make(chan error, 1)
 		go func() {
-			waits <- r.enter(t.Context(), "a", 0, 10*time.Second, sandbox.Resources{Memory: 1}, func() error { return full })
+			waits <- r.enter(t.Context(), place{tenant: "a", wait: 10 * time.Second, want: sandbox.Resources{Memory: 1}, count: 1}, func() error { return full })
 		}()
 		synctest.Wait()
 		for _, want := range []sandbox.Resources{{Memory: 2 << 30}, {MilliCPU: 1001}, {Disk: 2 << 30}, {Memory: -1}} {
 			start := time.Now()
-			err := r.enter(t.Context(), "a", 0, 10*time.Second, want, func() error { return sandbox.InvalidField("memory", "too large") })
+			err := r.enter(t.Context(), place{tenant: "a", wait: 10 * time.Second, want: want, count: 1}, func() error { return sandbox.InvalidField("memory", "too large") })
 			if !errors.Is(err, sandbox.ErrInvalid) || time.Since(start) > 2*time.Second {
 				t.Errorf("%+v: %v after %v", want, err, time.Since(start))
 			}
@@ -215,20 +215,20 @@ func TestWhatNeverFitsDoesNotWait(t *testing.T) {
 // In the waiting room, with virtual time: a node with one place that is free
 // every 100 ms is shared in turn, whoever does not get one in time leaves with
 // no_capacity, and nobody is left behind.
-func TestWaitingRoom(t *testing.T) {
+func TestCreateQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var r waitingRoom
+		var r createQueue
 		var mu sync.Mutex // guards what follows
 		free, served, order := int64(0), map[string]int{}, ""
 		const places = 100
-		r.init(func() Capacity {
+		r.init(func(context.Context) (sandbox.Capacity, error) {
 			mu.Lock()
 			defer mu.Unlock()
-			return Capacity{MaxSandboxes: places, Sandboxes: places - free}
+			return sandbox.Capacity{MaxSandboxes: places, Sandboxes: places - free}, nil
 		})
 		full := &sandbox.Error{Class: sandbox.NoCapacity}
 		enter := func(tenant string) error {
-			return r.enter(t.Context(), tenant, 0, 3*time.Second, sandbox.Resources{}, func() error {
+			return r.enter(t.Context(), place{tenant: tenant, weight: 0, wait: 3 * time.Second, want: sandbox.Resources{}, count: 1}, func() error {
 				mu.Lock()
 				defer mu.Unlock()
 				if free == 0 {
@@ -271,14 +271,14 @@ func TestWaitingRoom(t *testing.T) {
 		if want := strings.Repeat("ab", 10) + strings.Repeat("a", 9); order != want || failed != 31 {
 			t.Errorf("served in the order %s, want %s; %d failed, want 31", order, want, failed)
 		}
-		if r.queue.Len() != 0 || len(r.turns) != 0 {
-			t.Errorf("%d are left", r.queue.Len())
+		if r.mu.queue.Len() != 0 || len(r.mu.turns) != 0 {
+			t.Errorf("%d are left", r.mu.queue.Len())
 		}
 		// One that asks for too much does not hold up another tenant, and one
 		// whose caller leaves goes.
 		ctx, cancel := context.WithCancel(t.Context())
 		wg.Go(func() {
-			if err := r.enter(ctx, "big", 0, time.Hour, sandbox.Resources{}, func() error { return full }); !errors.Is(err, context.Canceled) {
+			if err := r.enter(ctx, place{tenant: "big", weight: 0, wait: time.Hour, want: sandbox.Resources{}, count: 1}, func() error { return full }); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		})
@@ -299,14 +299,14 @@ func TestWaitingRoom(t *testing.T) {
 		}
 		cancel()
 		wg.Wait()
-		if r.queue.Len() != 0 || len(r.turns) != 0 {
-			t.Errorf("%d are left", r.queue.Len())
+		if r.mu.queue.Len() != 0 || len(r.mu.turns) != 0 {
+			t.Errorf("%d are left", r.mu.queue.Len())
 		}
 	})
 }
 
 // A create on a full node is served when something ends.
-func TestCreateWaitsForRoom(t *testing.T) {
+func TestCreateWaitsForCapacity(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.QueueWait = time.Minute })
 	first := w.create(nil)
 	var mu sync.Mutex

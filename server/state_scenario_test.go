@@ -9,25 +9,31 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
 // addState gives a world a snapshot of each kind ("warm", "files", "dir"), a
-// template "py" in one version, and a volume "data" with the file /f.
+// template "py" in one version, and a recording "web".
 func (w *world) addState() {
 	w.Helper()
 	spec := sandbox.Spec{Image: "base", Labels: map[string]string{"of": "snap"}}.WithDefaults(sandbox.StandardDefaults())
+	w.place(sandbox.Sandbox{ID: "source", Spec: spec, Episode: 1, CreatedAt: time.Now().UTC()})
 	for _, s := range []struct {
 		name string
 		kind sandbox.SnapshotKind
 		path string
 	}{{"warm", sandbox.MemorySnapshot, ""}, {"files", sandbox.FilesystemSnapshot, ""}, {"dir", sandbox.DirectorySnapshot, "/etc"}, {"py", sandbox.MemorySnapshot, ""}} {
-		w.node.mu.Lock()
-		w.node.frozen["m-"+s.name] = newFakeGuest(sandbox.Sandbox{}).freeze(s.kind)
-		w.node.mu.Unlock()
+		p, err := w.node.Machine.PrepareSnapshot(w.Context(), "source", node.SnapshotRequest{Kind: s.kind, Path: s.path, Keep: true})
+		if err == nil {
+			err = w.node.Machine.CommitSnapshot(w.Context(), p.Token)
+		}
+		if err != nil {
+			w.Fatal(err)
+		}
 		snap := sandbox.Snapshot{ID: "snap" + s.name, Name: s.name, Kind: s.kind, Path: s.path, Sandbox: live, Spec: spec, ImageID: "sha256:base", Node: "n1",
-			CreatedAt: time.Now().UTC(), Content: sandbox.Content{Manifest: "m-" + s.name, Size: 1000, Stored: 10}}
-		var err error
+			CreatedAt: time.Now().UTC(), Content: p.Content}
 		if s.name == "py" {
 			snap.Name = ""
 			_, err = w.store.Store.CreateTemplateVersion(w.all(), sandbox.Template{Name: "py", Spec: spec, CreatedAt: time.Now().UTC()}, snap)
@@ -38,11 +44,28 @@ func (w *world) addState() {
 			w.Fatal(err)
 		}
 	}
-	if _, err := w.node.volumeSet.Create(w.Context(), sandbox.Volume{ID: "vol1", Name: "data", Size: sandbox.GiB}); err != nil {
+	w.node.lose(w, "source")
+	w.recorded(sandbox.DefaultTenant, "rec1", "web", "http://a.test/")
+}
+
+// addVolume gives a world the volume "data" with the file /f.
+func (w *world) addVolume() {
+	w.Helper()
+	w.volume(sandbox.DefaultTenant, "vol1", "data")
+	if _, err := w.node.Volumes().WriteFile(w.Context(), "vol1", "/f", strings.NewReader("content"), sandbox.VolumeFile{}); err != nil {
 		w.Fatal(err)
 	}
-	w.tape(sandbox.DefaultTenant, "rec1", "web", "http://a.test/")
-	if _, err := w.node.volumeSet.WriteFile(w.Context(), "data", "/f", strings.NewReader("content"), 0); err != nil {
+}
+
+// volume gives a tenant one of a gibibyte.
+func (w *world) volume(tenant, id, name string) {
+	w.Helper()
+	err := w.store.Store.CreateVolume(store.Installation(w.Context()), sandbox.Volume{ID: id, Tenant: tenant, Name: name, Size: sandbox.GiB,
+		State: sandbox.VolumeReady, Node: "n1", CreatedAt: time.Now().UTC()})
+	if err == nil {
+		err = w.node.Volumes().Create(w.Context(), id, sandbox.GiB)
+	}
+	if err != nil {
 		w.Fatal(err)
 	}
 }
@@ -248,7 +271,7 @@ func templateAndVolumeScenarios() (list []scenario) {
 		list = append(list, scenario{proc, name, c, want, field, says})
 	}
 	build := func(f func(*covev1.BuildTemplateRequest)) call {
-		m := &covev1.BuildTemplateRequest{Name: "py", Spec: &covev1.SandboxSpec{}, Start: "sleep"}
+		m := &covev1.BuildTemplateRequest{Name: "py", Spec: &covev1.SandboxSpec{}, Start: sleeping}
 		f(m)
 		return drain(func(ctx context.Context, w *world) (*connect.ServerStreamForClient[covev1.BuildTemplateEvent], error) {
 			return w.client.Templates.Build(ctx, connect.NewRequest(m))
@@ -259,7 +282,7 @@ func templateAndVolumeScenarios() (list []scenario) {
 	add("Templates/Build", "no start command", build(func(m *req) { m.Start = "" }), nil, "", "")
 	add("Templates/Build", "of a snapshot", build(func(m *req) { m.Spec.Snapshot = "warm" }), nil, "", "")
 	add("Templates/Build", "ready by command", build(func(m *req) { m.ReadyCommand = "true" }), nil, "", "")
-	add("Templates/Build", "ready by port", build(func(m *req) { m.Start, m.ReadyPort = "serve 1F90", 8080 }), nil, "", "")
+	add("Templates/Build", "ready by port", build(func(m *req) { m.Start, m.ReadyPort = serving, 8080 }), nil, "", "")
 	add("Templates/Build", "name", build(func(m *req) { m.Name = "a@1" }), invalid, "name", "63")
 	add("Templates/Build", "both checks", build(func(m *req) { m.ReadyCommand, m.ReadyPort = "true", 1 }), invalid, "ready_port", "")
 	add("Templates/Build", "timeout", build(func(m *req) { m.ReadyTimeout = durationpb.New(-1) }), invalid, "ready_timeout", "")
@@ -268,7 +291,7 @@ func templateAndVolumeScenarios() (list []scenario) {
 	add("Templates/Build", "with a volume", build(func(m *req) { m.Spec.Volumes = []*covev1.VolumeMount{{Volume: "data", Path: "/d"}} }), invalid, "spec.volumes", "")
 	add("Templates/Build", "memory", build(func(m *req) { m.Spec.Resources = &covev1.Resources{Memory: 1} }), invalid, "spec.resources.memory", "")
 	add("Templates/Build", "unknown image", build(func(m *req) { m.Spec.Image = "bse" }), sandbox.ErrImageNotFound, "", "did you mean 'base'?")
-	add("Templates/Build", "a start command that fails", build(func(m *req) { m.Start, m.ReadyPort = "crash no port free", 80 }), sandbox.ErrPrecondition, "start", "no port free")
+	add("Templates/Build", "a start command that fails", build(func(m *req) { m.Start, m.ReadyPort = crashing, 80 }), sandbox.ErrPrecondition, "start", "no port free")
 	get := func(name string) call {
 		return func(ctx context.Context, w *world) error {
 			_, err := w.client.Templates.Get(ctx, connect.NewRequest(&covev1.GetTemplateRequest{Name: name}))
@@ -299,6 +322,29 @@ func templateAndVolumeScenarios() (list []scenario) {
 	add("Templates/Delete", "one", rm("py@1"), nil, "", "")
 	add("Templates/Delete", "unknown version", rm("py@7"), notFound, "", "py@1")
 	add("Templates/Delete", "name", rm(""), invalid, "name", "")
+
+	tag := func(name string, tags ...string) call {
+		return func(ctx context.Context, w *world) error {
+			_, err := w.client.Templates.Tag(ctx, connect.NewRequest(&covev1.TagTemplateRequest{Name: name, Tags: tags}))
+			if err == nil {
+				_, err = w.client.Templates.Get(ctx, connect.NewRequest(&covev1.GetTemplateRequest{Name: "py:" + tags[0]}))
+			}
+			return err
+		}
+	}
+	untag := func(name string, tags ...string) call {
+		return func(ctx context.Context, w *world) error {
+			_, err := w.client.Templates.Untag(ctx, connect.NewRequest(&covev1.UntagTemplateRequest{Name: name, Tags: tags}))
+			return err
+		}
+	}
+	add("Templates/Tag", "newest", tag("py", "v1", "stable"), nil, "", "")
+	add("Templates/Tag", "unknown", tag("pi", "v1"), notFound, "", "did you mean 'py'?")
+	add("Templates/Tag", "tags", tag("py", ":v1"), invalid, "tags", "")
+	add("Templates/Get", "unknown tag", get("py:v9"), notFound, "", "py")
+	add("Templates/Untag", "one", untag("py", "v1"), nil, "", "")
+	add("Templates/Untag", "unknown", untag("pi", "v1"), notFound, "", "did you mean 'py'?")
+	add("Templates/Untag", "tags", untag("py"), invalid, "tags", "")
 
 	vol := func(f func(context.Context, *world) (any, error)) call {
 		return func(ctx context.Context, w *world) error { _, err := f(ctx, w); return err }

@@ -17,7 +17,7 @@ func TestProcessDiesWithItsCaller(t *testing.T) {
 	start := func(exec string, kill bool) (leave func()) {
 		ctx, cancel := context.WithCancel(t.Context())
 		st, err := w.client.Processes.Start(ctx, connect.NewRequest(&covev1.StartProcessRequest{SandboxId: sb.Id, KillOnCancel: kill,
-			Process: &covev1.ProcessSpec{ExecId: exec, Args: []string{"sleep"}}}))
+			Process: &covev1.ProcessSpec{ExecId: exec, Args: []string{"sleep", "1000"}}}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,13 +44,33 @@ func TestProcessDiesWithItsCaller(t *testing.T) {
 	}
 }
 
+// Who may only look on has no process killed by leaving.
+func TestOnlookersKillNothing(t *testing.T) {
+	s := newShared(t, func(c *Config) { c.CancelGrace = time.Millisecond })
+	for _, m := range []*covev1.CreateKeyRequest{{Name: "r", Role: "readonly"}, {Name: "s", Role: "developer", Scopes: []string{"processes:read"}}} {
+		c := s.dial(s.key(s.red, m))
+		st, err := c.Processes.Attach(t.Context(), connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: s.box, ExecId: "none", KillOnCancel: true}))
+		if err == nil && !st.Receive() {
+			err = st.Err()
+		}
+		wantError(t, err, sandbox.ErrDenied)
+		st, err = c.Processes.Attach(t.Context(), connect.NewRequest(&covev1.AttachProcessRequest{SandboxId: s.box, ExecId: "none"}))
+		if err == nil && !st.Receive() {
+			err = st.Err()
+		}
+		wantError(t, err, sandbox.ErrNotFound)
+	}
+}
+
 func TestStrays(t *testing.T) {
 	var b strayBook
 	b.init()
 	f := follower{"box", "exec", true}
 	killed := make(chan string, 10)
-	gone := func(name string, stray bool, grace time.Duration) { b.gone(f, stray, grace, func() { killed <- name }) }
-	waiting := func() int { b.mu.Lock(); defer b.mu.Unlock(); return len(b.strays) }
+	gone := func(name string, stray bool, grace time.Duration) {
+		b.gone(f, stray, grace, func(context.Context) { killed <- name })
+	}
+	waiting := func() int { b.mu.Lock(); defer b.mu.Unlock(); return len(b.mu.strays) }
 
 	b.joined(f)
 	gone("came back", true, time.Hour)
@@ -67,10 +87,18 @@ func TestStrays(t *testing.T) {
 		t.Errorf("killed: %s", got)
 	}
 	b.joined(f)
+	begun, ended := make(chan bool), false
+	b.gone(f, true, 0, func(ctx context.Context) {
+		close(begun)
+		<-ctx.Done()
+		ended = true
+	})
+	<-begun
+	b.joined(f)
 	gone("stopped", true, time.Hour)
 	b.stop()
-	if waiting() != 0 || len(killed) != 0 {
-		t.Error("a server that stops kills nothing")
+	if waiting() != 0 || len(killed) != 0 || !ended {
+		t.Error("a server that stops kills nothing, and leaves no kill under way")
 	}
 }
 
@@ -79,7 +107,7 @@ func TestDrainKillsNoProcess(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.CancelGrace = time.Hour })
 	sb := w.create(nil)
 	st, err := w.client.Processes.Start(t.Context(), connect.NewRequest(&covev1.StartProcessRequest{SandboxId: sb.Id, KillOnCancel: true,
-		Process: &covev1.ProcessSpec{ExecId: "e", Args: []string{"sleep"}}}))
+		Process: &covev1.ProcessSpec{ExecId: "e", Args: []string{"sleep", "1000"}}}))
 	if err != nil || !st.Receive() {
 		t.Fatal(err, st.Err())
 	}
@@ -91,7 +119,7 @@ func TestDrainKillsNoProcess(t *testing.T) {
 	wantError(t, st.Err(), sandbox.ErrUnavailable)
 	w.server.strays.mu.Lock()
 	defer w.server.strays.mu.Unlock()
-	if len(w.server.strays.strays) != 0 {
+	if len(w.server.strays.mu.strays) != 0 {
 		t.Error("it is to be killed")
 	}
 }

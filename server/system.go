@@ -2,78 +2,49 @@ package server
 
 import (
 	"context"
-	"io"
-	"net/http"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
-	"github.com/cove-sandbox/cove/wire"
+	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
-type systemService struct{ *Server }
+// Info is what a server is and has. What a tenant learns of use is its own.
+type Info struct {
+	sandbox.Capacity
+	Version       string
+	Gateway       string // below what ports have hosts, as a URL; "" = below none
+	Snapshots     store.SnapshotAges
+	SnapshotBytes int64
+}
 
-func (s systemService) Info(ctx context.Context, r *connect.Request[covev1.InfoRequest]) (*connect.Response[covev1.InfoResponse], error) {
-	c := s.node.Capacity()
+// Info says what the server is, what it has and what of it is used.
+func (s *Server) Info(ctx context.Context) (in Info, err error) {
+	ctx, call, err := s.begin(ctx, "system.info")
+	if err != nil {
+		return in, err
+	}
+	defer call.end(&err)
+	has, err := s.node.Capacity(ctx)
+	if err != nil {
+		return in, err
+	}
+	in = Info{Capacity: has, Version: s.cfg.Version}
+	if s.cfg.Ports != nil {
+		in.Gateway = s.cfg.Ports.Domain()
+	}
 	if !isRoot(ctx) {
 		// What others use is not a tenant's to know.
 		u, err := s.usage(ctx, callerOf(ctx).key.Tenant)
 		if err != nil {
-			return nil, err
+			return in, err
 		}
-		c.Sandboxes, c.Used.MilliCPU, c.Used.Memory, c.Used.Disk = u.Sandboxes, u.MilliCPU, u.Memory, u.Disk
-		c.WarmKernels, c.WarmTarget, c.LostCalls = 0, 0, 0
-	}
-	held, err := s.snapshotTotals(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(&covev1.InfoResponse{
-		Version: s.cfg.Version,
-		Runtime: c.Runtime,
-		Total: &covev1.Capacity{
-			Sandboxes: c.MaxSandboxes,
-			Cpu:       float64(c.Total.MilliCPU) / 1000,
-			Memory:    c.Total.Memory,
-			Disk:      c.Total.Disk,
-		},
-		Used: &covev1.Capacity{
-			Sandboxes: c.Sandboxes,
-			Cpu:       float64(c.Used.MilliCPU) / 1000,
-			Memory:    c.Used.Memory,
-			Disk:      c.Used.Disk,
-		},
-		WarmKernels: int32(c.WarmKernels),
-		WarmTarget:  int32(c.WarmTarget),
-		LostCalls:   c.LostCalls,
-		Snapshots:   held,
-	}), nil
-}
-
-// snapshotTotals is of the caller's tenant, or of all for root.
-func (s *Server) snapshotTotals(ctx context.Context) (*covev1.SnapshotTotals, error) {
-	if isRoot(ctx) {
+		in.Sandboxes, in.Used.MilliCPU, in.Used.Memory, in.Used.Disk = u.Sandboxes, u.MilliCPU, u.Memory, u.Disk
+		in.WarmKernels, in.WarmTarget, in.HeldKernels, in.HeldTarget, in.LostCalls, in.Full = 0, 0, 0, 0, 0, ""
+	} else {
 		ctx = asServer(ctx)
 	}
-	ages, err := s.store.SnapshotAges(ctx, s.cfg.Clock())
-	if err != nil {
-		return nil, err
+	if in.Snapshots, err = s.store.SnapshotAges(ctx, s.cfg.Clock()); err != nil {
+		return in, err
 	}
-	bytes, err := s.snapshotBytes(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &covev1.SnapshotTotals{Count: ages.Count, Bytes: bytes, AgeSeconds: ages.Seconds, Oldest: wire.Time(ages.Oldest)}, nil
-}
-
-// healthz needs no key and tells nothing but whether to send work here. A
-// draining server is 503, which is what a load balancer looks at.
-func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if s.calls.isDraining() {
-		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = io.WriteString(w, "draining\n")
-		return
-	}
-	_, _ = io.WriteString(w, "ok\n")
+	in.SnapshotBytes, err = s.snapshotBytes(ctx)
+	return in, err
 }

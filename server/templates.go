@@ -6,25 +6,31 @@ import (
 	"slices"
 	"strings"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
-	"github.com/cove-sandbox/cove/wire"
 )
 
-type templateService struct{ *Server }
-
-// findTemplate reads "name" or "name@version" and on a miss says what was
-// probably meant.
+// findTemplate reads "name", "name@version" or "name:tag" and on a miss says what
+// was probably meant.
 func (s *Server) findTemplate(ctx context.Context, field, ref string) (sandbox.Template, error) {
-	name, version, err := sandbox.ParseTemplateRef(field, ref)
+	r, err := sandbox.ParseTemplateRef(field, ref)
 	if err != nil {
 		return sandbox.Template{}, err
 	}
-	tpl, err := s.store.GetTemplate(ctx, name, version)
+	if r.Tag != "" {
+		all, err := s.store.ListTemplates(ctx, r.Name)
+		if err != nil {
+			return sandbox.Template{}, err
+		}
+		for _, tpl := range all {
+			if slices.Contains(tpl.Tags, r.Tag) {
+				return tpl, nil
+			}
+		}
+		return sandbox.Template{}, s.noTemplate(ctx, ref, r.Name)
+	}
+	tpl, err := s.store.GetTemplate(ctx, r.Name, r.Version)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		return tpl, s.noTemplate(ctx, ref, name)
+		return tpl, s.noTemplate(ctx, ref, r.Name)
 	}
 	return tpl, err
 }
@@ -48,70 +54,154 @@ func (s *Server) noTemplate(ctx context.Context, ref, name string) error {
 	return e
 }
 
-func (s templateService) Get(ctx context.Context, r *connect.Request[covev1.GetTemplateRequest]) (*connect.Response[covev1.GetTemplateResponse], error) {
-	tpl, err := s.findTemplate(ctx, "name", r.Msg.Name)
+// SizedTemplate is a template with the size of its snapshot.
+type SizedTemplate struct {
+	sandbox.Template
+	Size int64
+}
+
+// GetTemplate finds a version by "name" (the newest) or "name@version".
+func (s *Server) GetTemplate(ctx context.Context, ref string) (tpl SizedTemplate, err error) {
+	ctx, call, err := s.begin(ctx, "template.get", about("name", ref))
+	if err != nil {
+		return tpl, err
+	}
+	defer call.end(&err)
+	found, err := s.findTemplate(ctx, "name", ref)
+	if err != nil {
+		return tpl, err
+	}
+	return s.sized(ctx, found)
+}
+
+func (s *Server) sized(ctx context.Context, tpl sandbox.Template) (SizedTemplate, error) {
+	snap, err := s.store.GetSnapshot(ctx, tpl.Snapshot)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		err = nil // deleted since it was listed
+	}
+	return SizedTemplate{tpl, snap.Content.Size}, err
+}
+
+// ListTemplates lists the newest version of each, or all versions of one.
+func (s *Server) ListTemplates(ctx context.Context, name string) (list []SizedTemplate, err error) {
+	ctx, call, err := s.begin(ctx, "template.list", about("name", name))
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.protoTemplate(ctx, tpl)
-	return answer(&covev1.GetTemplateResponse{Template: p}, err)
-}
-
-// protoTemplate is a template with the size of its snapshot.
-func (s *Server) protoTemplate(ctx context.Context, tpl sandbox.Template) (*covev1.Template, error) {
-	p := wire.Template(tpl)
-	snap, err := s.store.GetSnapshot(ctx, tpl.Snapshot)
-	if err != nil && !errors.Is(err, sandbox.ErrNotFound) { // deleted since it was listed
-		return nil, err
-	}
-	p.Size = snap.Content.Size
-	return p, nil
-}
-
-func (s templateService) List(ctx context.Context, r *connect.Request[covev1.ListTemplatesRequest]) (*connect.Response[covev1.ListTemplatesResponse], error) {
-	if r.Msg.Name != "" {
-		if err := sandbox.ValidateTemplateName("name", r.Msg.Name); err != nil {
+	defer call.end(&err)
+	if name != "" {
+		if err := sandbox.ValidateTemplateName("name", name); err != nil {
 			return nil, err
 		}
 	}
-	tpls, err := s.store.ListTemplates(ctx, r.Msg.Name)
+	tpls, err := s.store.ListTemplates(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	if r.Msg.Name != "" && len(tpls) == 0 {
-		return nil, s.noTemplate(ctx, r.Msg.Name, r.Msg.Name)
+	if name != "" && len(tpls) == 0 {
+		return nil, s.noTemplate(ctx, name, name)
 	}
-	out := &covev1.ListTemplatesResponse{}
 	for _, tpl := range tpls {
-		p, err := s.protoTemplate(ctx, tpl)
+		one, err := s.sized(ctx, tpl)
 		if err != nil {
 			return nil, err
 		}
-		out.Templates = append(out.Templates, p)
+		list = append(list, one)
 	}
-	return connect.NewResponse(out), nil
+	return list, nil
 }
 
-// Delete forgets versions with their snapshots. Sandboxes made of them go on.
-func (s templateService) Delete(ctx context.Context, r *connect.Request[covev1.DeleteTemplateRequest]) (*connect.Response[covev1.DeleteTemplateResponse], error) {
-	name, version, err := sandbox.ParseTemplateRef("name", r.Msg.Name)
+// DeleteTemplate forgets a version, or all, with their snapshots, and says which.
+// Sandboxes made of them go on.
+func (s *Server) DeleteTemplate(ctx context.Context, ref string) (versions []int64, err error) {
+	ctx, call, err := s.begin(ctx, "template.delete", about("name", ref))
 	if err != nil {
 		return nil, err
 	}
-	gone, err := s.store.DeleteTemplate(ctx, name, version)
+	defer call.end(&err)
+	r, err := sandbox.ParseTemplateRef("name", ref)
+	if err != nil {
+		return nil, err
+	}
+	if r.Tag != "" {
+		tpl, err := s.findTemplate(ctx, "name", ref)
+		if err != nil {
+			return nil, err
+		}
+		r.Version = tpl.Version
+	}
+	gone, err := s.store.DeleteTemplate(ctx, r.Name, r.Version)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		return nil, s.noTemplate(ctx, r.Msg.Name, name)
+		return nil, s.noTemplate(ctx, ref, r.Name)
 	}
 	if err != nil {
 		return nil, err
 	}
 	s.content.want()
-	out := &covev1.DeleteTemplateResponse{}
 	for _, tpl := range gone {
-		out.Versions = append(out.Versions, tpl.Version)
+		versions = append(versions, tpl.Version)
 	}
-	slices.Sort(out.Versions)
-	return connect.NewResponse(out), nil
+	slices.Sort(versions)
+	return versions, nil
+}
+
+// maxTags of one version of a template.
+const maxTags = 100
+
+// TagTemplate has a version of a template carry tags, which no other version of its
+// name then does, and returns it.
+func (s *Server) TagTemplate(ctx context.Context, ref string, tags []string) (tpl SizedTemplate, err error) {
+	ctx, call, err := s.begin(ctx, "template.tag", about("name", ref))
+	if err != nil {
+		return tpl, err
+	}
+	defer call.end(&err)
+	if err := validTags(tags); err != nil {
+		return tpl, err
+	}
+	found, err := s.findTemplate(ctx, "name", ref)
+	if err != nil {
+		return tpl, err
+	}
+	if len(found.Tags)+len(tags) > maxTags {
+		return tpl, sandbox.InvalidField("tags", "the version would have %d tags; at most %d are accepted", len(found.Tags)+len(tags), maxTags)
+	}
+	if err := s.store.TagTemplate(ctx, found.Name, found.Version, tags); err != nil {
+		return tpl, err
+	}
+	if found, err = s.store.GetTemplate(ctx, found.Name, found.Version); err != nil {
+		return tpl, err
+	}
+	return s.sized(ctx, found)
+}
+
+// UntagTemplate takes tags off whichever version of a template carries them.
+func (s *Server) UntagTemplate(ctx context.Context, name string, tags []string) (err error) {
+	ctx, call, err := s.begin(ctx, "template.untag", about("name", name))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	if err := firstError(validTags(tags), sandbox.ValidateTemplateName("name", name)); err != nil {
+		return err
+	}
+	err = s.store.TagTemplate(ctx, name, 0, tags)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return s.noTemplate(ctx, name, name)
+	}
+	return err
+}
+
+func validTags(tags []string) error {
+	if len(tags) == 0 || len(tags) > maxTags {
+		return sandbox.InvalidField("tags", "%d tags; 1 to %d are accepted", len(tags), maxTags)
+	}
+	for _, tag := range tags {
+		if err := sandbox.ValidateTemplateTag("tags", tag); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // buildMark is the version a sandbox carries while a template is built in it.

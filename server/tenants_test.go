@@ -6,10 +6,14 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"io"
+	"io/fs"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -20,6 +24,9 @@ import (
 	"github.com/cove-sandbox/cove/store"
 	"github.com/cove-sandbox/cove/wire"
 )
+
+// apiPackage is where the protos are.
+const apiPackage = "cove.v1"
 
 // shared is an installation with two teams: red has one of everything, blue is
 // the stranger.
@@ -32,6 +39,7 @@ type shared struct {
 	snap       map[string]string // by kind
 	vol, keyID string
 	rec, lease string
+	runID      string
 }
 
 func (s *shared) tenant(name string) {
@@ -81,6 +89,14 @@ func newShared(t *testing.T, change ...func(*Config)) *shared {
 		t.Fatal(err)
 	}
 	s.lease = l.Msg.Lease.Id
+	r, err := s.red.Runs.Create(ctx, connect.NewRequest(&covev1.CreateRunRequest{Name: "redjob"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.runID = r.Msg.Run.Id
+	if _, err := s.red.Runs.PutCheckpoint(ctx, connect.NewRequest(&covev1.PutCheckpointRequest{Run: s.runID, Doc: []byte("redsecret")})); err != nil {
+		t.Fatal(err)
+	}
 	c, err := s.red.Sandboxes.Create(ctx, connect.NewRequest(&covev1.CreateSandboxRequest{IdempotencyKey: "once",
 		Spec: &covev1.SandboxSpec{Labels: map[string]string{"run": "redrun"}, Env: map[string]string{"TOKEN": "redsecret"}}}))
 	if err != nil {
@@ -90,7 +106,7 @@ func newShared(t *testing.T, change ...func(*Config)) *shared {
 	if _, err := s.red.Files.Write(ctx, connect.NewRequest(&covev1.WriteFileRequest{SandboxId: s.box, Path: "/redfile", Data: []byte("redsecret")})); err != nil {
 		t.Fatal(err)
 	}
-	st, err := s.red.Processes.Start(ctx, connect.NewRequest(&covev1.StartProcessRequest{SandboxId: s.box, Process: &covev1.ProcessSpec{ExecId: "proc", Command: "sleep"}}))
+	st, err := s.red.Processes.Start(ctx, connect.NewRequest(&covev1.StartProcessRequest{SandboxId: s.box, Process: &covev1.ProcessSpec{ExecId: "proc", Command: sleeping}}))
 	if err != nil || !st.Receive() {
 		t.Fatal(err)
 	}
@@ -135,7 +151,7 @@ func newShared(t *testing.T, change ...func(*Config)) *shared {
 		t.Fatal(body)
 	}
 	s.rec = "rectape"
-	s.tape(s.tenants["red"], s.rec, "redtape", "http://redhost.test/redsecret")
+	s.recorded(s.tenants["red"], s.rec, "redtape", "http://redhost.test/redsecret")
 	if _, err := s.red.Secrets.Create(ctx, connect.NewRequest(&covev1.CreateSecretRequest{Name: "redtoken", Value: "redsecretvalue", Hosts: []string{"redhost.test"}, Env: "REDENV"})); err != nil {
 		t.Fatal(err)
 	}
@@ -264,35 +280,69 @@ func (s *shared) fingerprint() string {
 	out["secrets"] = secs
 	out["logins"], err = s.store.ListLogins(ctx)
 	check(err)
+	out["shipments"], err = s.store.ListShipments(ctx)
+	check(err)
+	if out["runs"], err = s.store.ListRuns(ctx, true); err != nil {
+		check(err)
+	}
 	if out["leases"], err = s.store.ListLeases(ctx); err != nil {
 		s.Fatal(err)
 	}
 	out["tenants"], err = s.store.ListTenants(ctx)
 	check(err)
-	s.node.mu.Lock()
-	defer s.node.mu.Unlock()
-	for id, g := range s.node.live {
-		g.mu.Lock()
+	var live []sandbox.Sandbox
+	s.until("nothing is ending", func() bool {
+		live, err = s.node.Live(ctx)
+		check(err)
+		return !slices.ContainsFunc(live, func(sb sandbox.Sandbox) bool { return sb.State == sandbox.Ending })
+	})
+	standby, err := s.node.Standby(ctx)
+	check(err)
+	for _, sb := range live {
+		ran, _, err := s.node.Processes(ctx, sb.ID)
+		check(err)
 		procs := []string{}
-		for id, p := range g.procs {
-			procs = append(procs, id+" "+map[bool]string{true: "ended", false: "runs"}[p.ended])
+		for _, p := range ran {
+			procs = append(procs, p.ExecID+" "+map[bool]string{true: "ended", false: "runs"}[p.End != nil])
 		}
 		slices.Sort(procs)
-		out["node "+id] = []any{g.files, procs, g.sb.ExpiresAt, g.sb.Episode, s.node.standby[id]}
-		g.mu.Unlock()
+		out["node "+sb.ID] = []any{tree(s, s.node.root(sb.ID)), procs, sb.ExpiresAt, sb.Episode, standby[sb.ID]}
 	}
-	if vs, ok := s.node.Volumes().(*fakeVolumes); ok {
-		vs.mu.Lock()
-		for name, v := range vs.vols {
-			out["volume "+name] = []any{v.Volume, v.files}
-		}
-		vs.mu.Unlock()
+	vols, err := s.node.Volumes().List(ctx)
+	check(err)
+	for _, v := range vols {
+		files, _, err := s.node.Volumes().ListFiles(ctx, v.ID, "/", 10)
+		check(err)
+		v.Used = 0 // of a file system that is mounted and not, in other blocks
+		out["volume "+v.ID] = []any{v, files}
 	}
-	out["recordings"], err = s.node.recordings.List(ctx)
+	out["recordings"], err = s.node.Recorded.List(ctx)
+	check(err)
+	out["recordings on record"], err = s.store.ListRecordings(ctx)
+	check(err)
+	out["volumes on record"], err = s.store.ListVolumes(ctx)
 	check(err)
 	b, err := json.Marshal(out)
 	check(err)
 	return string(b)
+}
+
+// tree is the files below a directory, with their content.
+func tree(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		out[strings.TrimPrefix(path, dir)] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
 }
 
 // attack is one call at red's things. want is the class it ends with for a
@@ -309,7 +359,7 @@ var attacks = map[string][]attack{
 		{`{"spec":{"network":{"replay":{"recording":"redtape"}}}}`, "not_found"}, {`{"spec":{"network":{"replay":{"recording":"$REC"}}}}`, "not_found"},
 		{`{"spec":{"network":{"mode":"public","record":{"id":"$REC"}}}}`, "invalid_argument"},
 		{`{"spec":{"network":{"mode":"public"},"secrets":["redtoken"]}}`, "not_found"},
-		{`{"spec":{"lease":"$LEASE"}}`, "not_found"}},
+		{`{"spec":{"lease":"$LEASE"}}`, "not_found"}, {`{"spec":{"rollout":{"run":"$RUN"}}}`, "not_found"}, {`{"spec":{"rollout":{"run":"redjob"}}}`, "not_found"}},
 	"Sandboxes/Get":         {{`{"id":"$BOX"}`, "not_found"}},
 	"Sandboxes/List":        {{`{}`, "own"}, {`{"labels":{"run":"redrun"}}`, "own"}, {`{"states":["SANDBOX_STATE_RUNNING","SANDBOX_STATE_ENDED"]}`, "own"}},
 	"Sandboxes/SetTimeout":  {{`{"id":"$BOX","timeout":"60s"}`, "not_found"}},
@@ -318,6 +368,7 @@ var attacks = map[string][]attack{
 	"Sandboxes/Kill":        {{`{"id":"$BOX"}`, "not_found"}, {`{"idempotencyKey":"once"}`, "not_found"}},
 	"Sandboxes/KillByLabel": {{`{"labels":{"run":"redrun"}}`, "own"}},
 	"Sandboxes/Stats":       {{`{"id":"$BOX"}`, "not_found"}},
+	"Sandboxes/Diff":        {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$OWN","since":"red-filesystem"}`, "not_found"}},
 	"Sandboxes/Pause":       {{`{"id":"$BOX"}`, "not_found"}, {`{"id":"$BOX","cold":true}`, "not_found"}},
 	"Sandboxes/Resume":      {{`{"id":"$BOX"}`, "not_found"}},
 	"Sandboxes/Fork":        {{`{"id":"$BOX","count":1}`, "not_found"}, {`{"snapshot":"$MEM","count":1}`, "not_found"}, {`{"snapshot":"red-filesystem","count":1}`, "not_found"}},
@@ -337,16 +388,17 @@ var attacks = map[string][]attack{
 	"Processes/List":       {{`{"sandboxId":"$BOX"}`, "not_found"}},
 	"Processes/Wait":       {{`{"sandboxId":"$BOX","execId":"proc","maxWait":"0.01s"}`, "not_found"}},
 
-	"Files/Read":   {{`{"sandboxId":"$BOX","path":"/redfile"}`, "not_found"}},
-	"Files/Write":  {{`{"sandboxId":"$BOX","path":"/redfile","data":"eA=="}`, "not_found"}},
-	"Files/Stat":   {{`{"sandboxId":"$BOX","path":"/redfile"}`, "not_found"}},
-	"Files/List":   {{`{"sandboxId":"$BOX","path":"/"}`, "not_found"}},
-	"Files/Mkdir":  {{`{"sandboxId":"$BOX","path":"/evil"}`, "not_found"}},
-	"Files/Move":   {{`{"sandboxId":"$BOX","from":"/redfile","to":"/evil"}`, "not_found"}},
-	"Files/Remove": {{`{"sandboxId":"$BOX","path":"/redfile"}`, "not_found"}},
-	"Files/Chmod":  {{`{"sandboxId":"$BOX","path":"/redfile","mode":511}`, "not_found"}},
-	"Files/Chown":  {{`{"sandboxId":"$BOX","path":"/redfile","user":"root"}`, "not_found"}},
-	"Files/Watch":  {{`{"sandboxId":"$BOX","path":"/"}`, "not_found"}},
+	"Files/Read":          {{`{"sandboxId":"$BOX","path":"/redfile"}`, "not_found"}},
+	"Files/Write":         {{`{"sandboxId":"$BOX","path":"/redfile","data":"eA=="}`, "not_found"}},
+	"Files/Stat":          {{`{"sandboxId":"$BOX","path":"/redfile"}`, "not_found"}},
+	"Files/List":          {{`{"sandboxId":"$BOX","path":"/"}`, "not_found"}},
+	"Files/Mkdir":         {{`{"sandboxId":"$BOX","path":"/evil"}`, "not_found"}},
+	"Files/Move":          {{`{"sandboxId":"$BOX","from":"/redfile","to":"/evil"}`, "not_found"}},
+	"Files/Remove":        {{`{"sandboxId":"$BOX","path":"/redfile"}`, "not_found"}},
+	"Files/Chmod":         {{`{"sandboxId":"$BOX","path":"/redfile","mode":511}`, "not_found"}},
+	"Files/SetAttributes": {{`{"sandboxId":"$BOX","path":"/redfile","attributes":{"a":"b"}}`, "not_found"}},
+	"Files/Chown":         {{`{"sandboxId":"$BOX","path":"/redfile","user":"root"}`, "not_found"}},
+	"Files/Watch":         {{`{"sandboxId":"$BOX","path":"/"}`, "not_found"}},
 
 	"Images/Pull":   {{`{"reference":"python:3","shared":true}`, "permission_denied"}},
 	"Images/List":   {{`{}`, "own"}},
@@ -356,6 +408,14 @@ var attacks = map[string][]attack{
 	"Images/Login":  {{`{"registry":"redreg.test","username":"blue"}`, "invalid_argument"}},
 	"Images/Logins": {{`{}`, "own"}},
 	"Images/Logout": {{`{"registry":"redreg.test"}`, "not_found"}},
+
+	"Images/Build":       {{`{"name":"x","dockerfile":"FROM mine"}`, "image_not_found"}, {`{"name":"x","dockerfile":"FROM $IMAGE"}`, "image_not_found"}, {`{"name":"base","shared":true,"dockerfile":"FROM base"}`, "permission_denied"}, {`{"name":"x","from":"base","context":"redfiles","steps":[{"op":"COPY","args":["a","/b"]}]}`, "not_found"}},
+	"Images/StartBuild":  {{`{"name":"base","shared":true,"dockerfile":"FROM base"}`, "permission_denied"}},
+	"Images/GetBuild":    {{`{"id":"redbuild"}`, "not_found"}},
+	"Images/FollowBuild": {{`{"id":"redbuild"}`, "not_found"}},
+	"Images/CancelBuild": {{`{"id":"redbuild"}`, "not_found"}},
+	"Images/HasFiles":    {{`{"key":"redfiles"}`, "own"}},
+	"Images/Push":        {{`{"name":"mine"}`, "image_not_found"}, {`{"name":"$IMAGE"}`, "image_not_found"}},
 
 	"Snapshots/Create": {{`{"sandbox":"$BOX"}`, "not_found"}, {`{"sandbox":"$BOX","stop":true}`, "not_found"}},
 	"Snapshots/Get":    {{`{"id":"$MEM"}`, "not_found"}, {`{"id":"red-memory"}`, "not_found"}, {`{"id":"$TPLSNAP"}`, "not_found"}},
@@ -368,6 +428,8 @@ var attacks = map[string][]attack{
 	"Templates/Build":  {{`{"name":"x","spec":{"snapshot":"$FS"}}`, "not_found"}, {`{"name":"x","spec":{"image":"mine"}}`, "image_not_found"}},
 	"Templates/Get":    {{`{"name":"redpy"}`, "not_found"}, {`{"name":"redpy@1"}`, "not_found"}},
 	"Templates/List":   {{`{}`, "own"}, {`{"name":"redpy"}`, "not_found"}},
+	"Templates/Tag":    {{`{"name":"redpy","tags":["v1"]}`, "not_found"}},
+	"Templates/Untag":  {{`{"name":"redpy","tags":["v1"]}`, "not_found"}},
 	"Templates/Delete": {{`{"name":"redpy"}`, "not_found"}, {`{"name":"redpy@1"}`, "not_found"}},
 
 	"Recordings/Get":    {{`{"name":"redtape","exchanges":10}`, "not_found"}, {`{"name":"$REC","exchanges":10}`, "not_found"}},
@@ -384,11 +446,43 @@ var attacks = map[string][]attack{
 	"Volumes/ListFiles":  {{`{"name":"data","path":"/"}`, "not_found"}, {`{"name":"$VOL","path":"/"}`, "not_found"}},
 	"Volumes/RemoveFile": {{`{"name":"$VOL","path":"/redfile"}`, "not_found"}},
 
+	"Grades/Create":    {{`{"sandbox":"$BOX","args":["true"],"artifacts":["/work"]}`, "not_found"}},
+	"Grades/Get":       {{`{"id":"redgrade1"}`, "not_found"}},
+	"Grades/Cancel":    {{`{"id":"redgrade1"}`, "not_found"}},
+	"Grades/Wait":      {{`{"id":"redgrade1"}`, "not_found"}},
+	"Grades/List":      {{`{}`, "own"}, {`{"sandbox":"$BOX"}`, "own"}},
 	"Leases/Create":    {{`{"ttl":"0.1s"}`, "invalid_argument"}},
 	"Leases/Heartbeat": {{`{"id":"$LEASE"}`, "not_found"}},
 	"Leases/Get":       {{`{"id":"$LEASE"}`, "not_found"}},
 	"Leases/List":      {{`{}`, "own"}},
 	"Leases/End":       {{`{"id":"$LEASE"}`, "own"}},
+
+	"Runs/Create":          {{`{"name":"x","ttl":"0.1s"}`, "invalid_argument"}},
+	"Runs/Get":             {{`{"run":"$RUN"}`, "not_found"}, {`{"run":"redjob"}`, "not_found"}},
+	"Runs/List":            {{`{"ended":true}`, "own"}},
+	"Runs/Heartbeat":       {{`{"run":"$RUN"}`, "not_found"}},
+	"Runs/End":             {{`{"run":"$RUN"}`, "not_found"}},
+	"Runs/Reap":            {{`{"run":"$RUN"}`, "not_found"}, {`{"run":"redjob"}`, "not_found"}},
+	"Runs/Delete":          {{`{"run":"$RUN"}`, "own"}},
+	"Runs/Group":           {{`{"count":1,"sandbox":"$BOX"}`, "not_found"}, {`{"count":1,"spec":{"snapshot":"$MEM"}}`, "not_found"}, {`{"count":1,"spec":{"rollout":{"run":"$RUN"}}}`, "not_found"}, {`{"count":1,"spec":{"lease":"$LEASE"}}`, "not_found"}},
+	"Runs/Replay":          {{`{"run":"$RUN","sandbox":"$BOX"}`, "not_found"}, {`{"sandbox":"$BOX"}`, "not_found"}},
+	"Runs/PutCheckpoint":   {{`{"run":"$RUN","doc":"aGk="}`, "not_found"}},
+	"Runs/SetPlan":         {{`{"run":"$RUN","items":[{"image":"base","count":1}]}`, "not_found"}},
+	"Runs/GetPlan":         {{`{"run":"$RUN"}`, "not_found"}},
+	"Runs/GetCheckpoint":   {{`{"run":"$RUN"}`, "not_found"}},
+	"Runs/ListCheckpoints": {{`{"run":"$RUN"}`, "not_found"}},
+	"Runs/ListSteps":       {{`{"run":"$RUN"}`, "not_found"}, {`{"run":"redjob","cursor":"$RUN.0"}`, "not_found"}},
+	"Runs/FollowSteps":     {{`{"run":"$RUN"}`, "not_found"}},
+	"Runs/Cost":            {{`{"run":"$RUN"}`, "not_found"}, {`{"by":"tenant"}`, "own"}},
+
+	"Shipments/Create": {{`{"name":"x","run":"$RUN","sink":{"kind":"pull"}}`, "not_found"}, {`{"name":"x","run":"redjob","sink":{"kind":"pull"}}`, "not_found"},
+		{`{"name":"x","sink":{"kind":"directory","path":"x"}}`, "permission_denied"}},
+	"Shipments/Get":    {{`{"shipment":"redship1"}`, "not_found"}, {`{"shipment":"redshipment"}`, "not_found"}},
+	"Shipments/List":   {{`{}`, "own"}},
+	"Shipments/Pause":  {{`{"shipment":"redship1"}`, "not_found"}, {`{"shipment":"redshipment"}`, "not_found"}},
+	"Shipments/Resume": {{`{"shipment":"redship1"}`, "not_found"}},
+	"Shipments/Delete": {{`{"shipment":"redship1"}`, "own"}, {`{"shipment":"redshipment"}`, "own"}},
+	"Shipments/Ack":    {{`{"shipment":"redship1","cursor":"$RUN.0"}`, "not_found"}},
 
 	"Secrets/Create": {{`{"name":"redtoken","value":"bluevalue"}`, "invalid_argument"}},
 	"Secrets/List":   {{`{}`, "own"}},
@@ -423,20 +517,32 @@ var attacks = map[string][]attack{
 const evil = `{"command": "touch /evil"}` // a command where the route takes one, content where it takes that
 
 var routeAttacks = map[string][]attack{
-	"GET /v1/sandboxes/{id}/files":                    {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
-	"PUT /v1/sandboxes/{id}/files":                    {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
-	"GET /v1/sandboxes/{id}/tar":                      {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
-	"PUT /v1/sandboxes/{id}/tar":                      {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
-	"POST /v1/sandboxes/{id}/exec":                    {{"/v1/sandboxes/$BOX/exec", "not_found"}},
-	"GET /v1/sandboxes/{id}/connect":                  {{"/v1/sandboxes/$BOX/connect?port=80", "not_found"}},
-	"PUT /v1/images":                                  {{"/v1/images?name=base&shared=true", "permission_denied"}},
-	"GET /v1/snapshots/{id}/tar":                      {{"/v1/snapshots/$FS/tar", "not_found"}, {"/v1/snapshots/red-filesystem/tar", "not_found"}},
-	"GET /v1/recordings/{id}/archive":                 {{"/v1/recordings/redtape/archive", "not_found"}, {"/v1/recordings/$REC/archive?format=har", "not_found"}},
-	"PUT /v1/recordings":                              {{"/v1/recordings?name=redtape", "invalid_argument"}},
-	"GET /v1/volumes/{id}/files":                      {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
-	"PUT /v1/volumes/{id}/files":                      {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
-	"GET /v1/sandboxes/{id}/callbacks/{request}/body": {{"/v1/sandboxes/$BOX/callbacks/x/body", "not_found"}},
-	"PUT /v1/sandboxes/{id}/callbacks/{request}":      {{"/v1/sandboxes/$BOX/callbacks/x", "not_found"}},
+	"GET /v1/sandboxes/{id}/files":                            {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
+	"PUT /v1/sandboxes/{id}/files":                            {{"/v1/sandboxes/$BOX/files?path=/redfile", "not_found"}},
+	"GET /v1/sandboxes/{id}/tar":                              {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
+	"PUT /v1/sandboxes/{id}/tar":                              {{"/v1/sandboxes/$BOX/tar?path=/", "not_found"}},
+	"POST /v1/sandboxes/{id}/exec":                            {{"/v1/sandboxes/$BOX/exec", "not_found"}},
+	"GET /v1/sandboxes/{id}/connect":                          {{"/v1/sandboxes/$BOX/connect?port=80", "not_found"}},
+	"POST /v1/sandboxes/{id}/code":                            {{"/v1/sandboxes/$BOX/code", "invalid_argument"}},
+	"GET /v1/sandboxes/{id}/code/contexts":                    {{"/v1/sandboxes/$BOX/code/contexts", "not_found"}},
+	"POST /v1/sandboxes/{id}/code/contexts":                   {{"/v1/sandboxes/$BOX/code/contexts", "invalid_argument"}},
+	"DELETE /v1/sandboxes/{id}/code/contexts/{context}":       {{"/v1/sandboxes/$BOX/code/contexts/c", "not_found"}},
+	"POST /v1/sandboxes/{id}/code/contexts/{context}/restart": {{"/v1/sandboxes/$BOX/code/contexts/c/restart", "not_found"}},
+	"PUT /v1/build-files/{key}":                               {{"/v1/build-files/a%20b", "invalid_argument"}},
+	"POST /v1/replays":                                        {{"/v1/replays", "invalid_argument"}},
+	"POST /v1/groups":                                         {{"/v1/groups", "invalid_argument"}},
+	"GET /v1/runs/{id}/steps":                                 {{"/v1/runs/$RUN/steps", "not_found"}, {"/v1/runs/redjob/steps?follow=true", "not_found"}},
+	"GET /v1/runs/{id}/export":                                {{"/v1/runs/$RUN/export", "not_found"}, {"/v1/runs/redjob/export?format=parquet", "not_found"}, {"/v1/runs/redjob/export?follow=true&cursor=$RUN.0", "not_found"}},
+	"GET /v1/shipments/{id}/records":                          {{"/v1/shipments/redship1/records", "not_found"}, {"/v1/shipments/redshipment/records?follow=true", "not_found"}},
+	"PUT /v1/images":                                          {{"/v1/images?name=base&shared=true", "permission_denied"}},
+	"GET /v1/snapshots/{id}/tar":                              {{"/v1/snapshots/$FS/tar", "not_found"}, {"/v1/snapshots/red-filesystem/tar", "not_found"}},
+	"GET /v1/recordings/{id}/archive":                         {{"/v1/recordings/redtape/archive", "not_found"}, {"/v1/recordings/$REC/archive?format=har", "not_found"}},
+	"PUT /v1/grades/tests":                                    {{"/v1/grades/tests?digest=x", "invalid_argument"}},
+	"PUT /v1/recordings":                                      {{"/v1/recordings?name=redtape", "invalid_argument"}},
+	"GET /v1/volumes/{id}/files":                              {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
+	"PUT /v1/volumes/{id}/files":                              {{"/v1/volumes/data/files?path=/redfile", "not_found"}, {"/v1/volumes/$VOL/files?path=/redfile", "not_found"}},
+	"GET /v1/sandboxes/{id}/callbacks/{request}/body":         {{"/v1/sandboxes/$BOX/callbacks/x/body", "not_found"}},
+	"PUT /v1/sandboxes/{id}/callbacks/{request}":              {{"/v1/sandboxes/$BOX/callbacks/x", "not_found"}},
 }
 
 // methods is every method of the API that is linked in, from the registry: a new
@@ -457,7 +563,7 @@ func methods() map[string]protoreflect.MethodDescriptor {
 
 func (s *shared) fill(msg string, own map[string]string) string {
 	pairs := []string{"$BOX", s.box, "$MEM", s.snap["memory"], "$FS", s.snap["filesystem"], "$DIR", s.snap["directory"], "$IMAGE", s.image,
-		"$LEASE", s.lease, "$VOL", s.vol, "$REC", s.rec, "$KEY", s.keyID, "$REDID", s.tenants["red"]}
+		"$LEASE", s.lease, "$RUN", s.runID, "$VOL", s.vol, "$REC", s.rec, "$KEY", s.keyID, "$REDID", s.tenants["red"]}
 	for k, v := range own {
 		pairs = append([]string{k, v}, pairs...)
 	}
@@ -497,10 +603,16 @@ func TestForeignKeyReachesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	own["$TPLSNAP"] = tpl.Snapshot
+	if err := s.store.CreateGrade(store.In(t.Context(), s.tenants["red"]), sandbox.Grade{ID: "redgrade1", State: sandbox.Graded, Spec: sandbox.GradeSpec{Sandbox: s.box}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.store.CreateShipment(store.In(t.Context(), s.tenants["red"]), sandbox.Shipment{ID: "redship1", Name: "redshipment", Run: s.runID, Sink: sandbox.ShipmentSink{Kind: sandbox.PullSink}}); err != nil {
+		t.Fatal(err)
+	}
 	// Pruning blue's own snapshots is blue's right: out of the way before.
 	before := s.fingerprint()
 
-	red := []string{"redsecret", "redtoken", "redhost", "REDENV", "redrun", "redpy", "red-", "redfile", "reader", s.box, s.image, s.vol, s.rec, "redtape", "redlease", s.lease, s.keyID, s.tenants["red"],
+	red := []string{"redsecret", "redtoken", "redhost", "REDENV", "redrun", "redpy", "red-", "redfile", "reader", s.box, s.image, s.vol, s.rec, "redtape", "redlease", "redgrade1", "redship1", "redshipment", s.lease, "redjob", s.runID, s.keyID, s.tenants["red"],
 		s.snap["memory"], s.snap["filesystem"], s.snap["directory"], tpl.Snapshot}
 	leaks := func(what, sent, got string) {
 		t.Helper()
@@ -543,7 +655,7 @@ func TestForeignKeyReachesNothing(t *testing.T) {
 			t.Errorf("an attack on %s, which is no method", proc)
 		}
 	}
-	for pattern := range s.server.httpRoutes() {
+	for pattern := range nativeRoutes(s.server) {
 		if len(routeAttacks[pattern]) == 0 {
 			t.Errorf("no attack on %q", pattern)
 		}
@@ -615,7 +727,7 @@ func TestReadonlyKeyChangesNothing(t *testing.T) {
 	before := s.fingerprint()
 	looks := 0
 	for proc, m := range methods() {
-		may := s.server.rights.procedures["/"+apiPackage+"."+proc].role == sandbox.ReadonlyRole
+		may := operations[nativeProcedures["/"+apiPackage+"."+proc]].role == readonly
 		for _, a := range attacks[proc] {
 			if a.want == "permission_denied" && may {
 				continue
@@ -636,53 +748,17 @@ func TestReadonlyKeyChangesNothing(t *testing.T) {
 	if looks < 15 {
 		t.Errorf("a readonly key could only look at %d things", looks)
 	}
-	for pattern := range s.server.httpRoutes() {
+	for pattern := range nativeRoutes(s.server) {
 		method, _, _ := strings.Cut(pattern, " ")
 		for _, a := range routeAttacks[pattern] {
 			resp, body := s.as("reader", method, s.fill(a.msg, own), strings.NewReader(evil))
-			if denied := resp.StatusCode == 403; denied == (routeNeeds[pattern].role == sandbox.ReadonlyRole) {
+			if denied := resp.StatusCode == 403; denied == (operations[nativeRoutes(s.server)[pattern]].role == readonly) {
 				t.Errorf("%s %s: %d for a readonly key: %s", method, a.msg, resp.StatusCode, body)
 			}
 		}
 	}
 	if now := s.fingerprint(); now != before {
 		t.Fatal("a route changed something")
-	}
-}
-
-// Every method has a class and every plain route has a need: what has none is
-// closed.
-func TestEveryCallIsClassified(t *testing.T) {
-	s := newWorld(t).server
-	for p, n := range s.rights.procedures {
-		if n.role == "" {
-			t.Errorf("%s is in no class: say in rights.go who may call it", p)
-		}
-		if !slices.Contains(sandbox.ScopeNames, n.scope) {
-			t.Errorf("%s has the scope %q, which no key can have", p, n.scope)
-		}
-	}
-	for pattern := range s.httpRoutes() {
-		if n := routeNeeds[pattern]; n.role == "" || !slices.Contains(sandbox.ScopeNames, n.scope) {
-			t.Errorf("%q has no need", pattern)
-		}
-	}
-	for name := range classes {
-		if methods()[name] == nil {
-			t.Errorf("%s is classified and is no method", name)
-		}
-	}
-	root := store.Key{Role: sandbox.RootRole}
-	if err := (need{}).allows(root, "something new"); sandbox.ClassOf(err) != sandbox.Denied {
-		t.Error("what is in no class is open:", err)
-	}
-	for _, p := range procedures() {
-		if _, ok := s.rights.procedures[p]; !ok {
-			t.Errorf("%s is not in the table", p)
-		}
-	}
-	if a, b := len(procedures()), len(s.rights.procedures); a != b {
-		t.Errorf("procedures() has %d methods, the registry %d", a, b)
 	}
 }
 
@@ -700,21 +776,20 @@ func TestGuardFailsClosed(t *testing.T) {
 			_, err := g.CreateFrom(ctx, sandbox.Sandbox{ID: "x"}, sandbox.Image{}, sandbox.Snapshot{})
 			return err
 		},
-		"Kill":       func() error { return g.Kill(ctx, id, sandbox.End{}) },
-		"Guest":      func() error { _, _, err := g.Guest(ctx, id); return err },
-		"Stats":      func() error { _, err := g.Stats(ctx, id); return err },
-		"Reset":      func() error { _, _, err := g.Reset(ctx, id); return err },
-		"Live":       func() error { _, err := g.Live(ctx); return err },
-		"Collect":    func() error { _, err := g.Collect(ctx, nil); return err },
-		"Blobs":      func() error { _, err := g.Blobs(ctx, nil); return err },
-		"AckEnd":     func() error { return g.AckEnd(ctx, id) },
-		"Recordings": func() error { _, err := g.Recordings().List(ctx); return err },
-		"Recording": func() error {
-			_, err := g.Recordings().Import(ctx, sandbox.Recording{ID: "x"}, strings.NewReader(""))
-			return err
+		"Kill": func() error { return g.Kill(ctx, id, sandbox.End{}) },
+		"Hold": func() error { _, err := g.Hold(ctx, id, time.Second); return err },
+		"Start": func() error {
+			for _, err := range g.Start(ctx, id, sandbox.ProcessSpec{}, 0) {
+				return err
+			}
+			return nil
 		},
-		"Volumes": func() error { _, err := g.Volumes().List(ctx); return err },
-		"Volume":  func() error { _, err := g.Volumes().Create(ctx, sandbox.Volume{Name: "x"}); return err },
+		"Stats":   func() error { _, err := g.Stats(ctx, id); return err },
+		"Reset":   func() error { _, _, err := g.Reset(ctx, id); return err },
+		"Live":    func() error { _, err := g.Live(ctx); return err },
+		"Collect": func() error { _, err := g.Collect(ctx, nil); return err },
+		"Blobs":   func() error { _, err := g.Blobs(ctx, nil); return err },
+		"AckEnd":  func() error { return g.AckEnd(ctx, id) },
 	} {
 		if err := call(); sandbox.ClassOf(err) != sandbox.Internal {
 			t.Errorf("%s without a tenant: %v", name, err)

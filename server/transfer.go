@@ -2,20 +2,11 @@ package server
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
-	"net/http"
-	"net/url"
-	"os"
-	"path"
-	"strconv"
-	"sync/atomic"
+	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -27,358 +18,292 @@ const (
 	// errors; a file not larger is done with it.
 	firstRead = 64 << 10
 	// stallGrace is how long after a failure a client may go on without sending
-	// anything: whoever sends finds out by itself, and its connection stays good.
+	// anything.
 	stallGrace = 500 * time.Millisecond
-	// copyBuffer and the pipe's size: what the kernel allows an unprivileged pipe.
+	// copyBuffer is how much of a volume's file is copied at a time.
 	copyBuffer = 1 << 20
 )
 
-// getFile is GET /v1/sandboxes/{id}/files?path=P, with Range, and HEAD.
-func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {
-	id, path := r.PathValue("id"), r.URL.Query().Get("path")
+// FileRange is a part of a file as a client asks for it; the zero value is all.
+type FileRange struct {
+	Start  int64
+	Length int64 // 0 = to the end; of a suffix, how much of it
+	Suffix bool  // the last Length bytes
+	Asked  bool  // only a part was asked for
+}
+
+// within is the part of the range a file of that size has; ok is false if
+// there is none.
+func (r FileRange) within(size int64) (start, length int64, ok bool) {
+	if r.Suffix {
+		n := min(r.Length, size)
+		return size - n, n, n > 0
+	}
+	if r.Start >= size {
+		return 0, 0, false
+	}
+	length = size - r.Start
+	if r.Length > 0 {
+		length = min(length, r.Length)
+	}
+	return r.Start, length, true
+}
+
+// FileContent is what a download is about to send.
+type FileContent struct {
+	Info          sandbox.FileInfo
+	Start, Length int64 // Length -1: nobody knows
+	Nothing       bool  // the file has nothing of the range
+}
+
+// Sending is told what is about to be sent, once nothing can be refused any more,
+// and says where to. After it an error means a broken transfer: what was sent must
+// not pass for a whole file.
+type Sending func(FileContent) io.Writer
+
+// DownloadFile sends a file, or a part of it; with headOnly only what it would be.
+func (s *Server) DownloadFile(ctx context.Context, id, path string, want FileRange, headOnly bool, to Sending) (err error) {
+	ctx, call, err := s.begin(ctx, "file.download", about("id", id))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
 	if err := sandbox.ValidateFilePath("path", path); err != nil {
 		return err
 	}
-	ctx := r.Context()
-	return s.withGuest(ctx, id, func(g Guest) (err error) {
-		if path, err = absolute(ctx, g, path); err != nil {
-			return err
-		}
-		rng, ranged := parseRange(r.Header.Get("Range"))
+	return s.inside(ctx, id, func() error {
 		probe := int64(firstRead)
-		if r.Method == http.MethodHead || rng.suffix {
+		if headOnly || want.Suffix {
 			probe = 1 // the size only; a suffix begins somewhere we do not know yet
-		} else if rng.length > 0 {
-			probe = min(probe, rng.length)
+		} else if want.Length > 0 {
+			probe = min(probe, want.Length)
 		}
-		data, info, err := g.ReadFile(ctx, path, rng.start, probe)
+		data, info, err := s.node.ReadFile(ctx, id, path, want.Start, probe)
 		if err != nil {
 			return err
 		}
-		h := w.Header()
-		h.Set("Content-Type", "application/octet-stream")
-		if !info.ModTime.IsZero() {
-			h.Set("Last-Modified", info.ModTime.UTC().Format(http.TimeFormat))
-		}
-		if info.Type != sandbox.Regular || len(data) > 0 && info.Size < rng.start+int64(len(data)) {
+		if info.Type != sandbox.Regular || len(data) > 0 && info.Size < want.Start+int64(len(data)) {
 			// A device, or a file of /proc that says it is empty: nobody knows
 			// how long it is, so it comes as it comes, from the start.
-			if r.Method == http.MethodHead {
+			unknown := FileContent{Info: info, Length: -1}
+			if headOnly {
+				to(unknown)
 				return nil
 			}
-			return s.download(ctx, w, id, guest.BulkOp{Kind: "read", Path: path}, nil, -1, http.StatusOK)
+			return s.download(ctx, id, node.Download{Path: path}, nil, unknown, to)
 		}
-		h.Set("Accept-Ranges", "bytes")
-		start, length, status := int64(0), info.Size, http.StatusOK
-		if ranged {
+		c := FileContent{Info: info, Length: info.Size}
+		if want.Asked {
 			var ok bool
-			if start, length, ok = rng.within(info.Size); !ok {
-				h.Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
-				h.Del("Content-Type")
-				w.WriteHeader(http.StatusRequestedRangeNotSatisfiable)
-				return nil
+			if c.Start, c.Length, ok = want.within(info.Size); !ok {
+				c.Nothing = true
 			}
-			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", start, start+length-1, info.Size))
-			status = http.StatusPartialContent
 		}
-		if r.Method == http.MethodHead {
-			h.Set("Content-Length", strconv.FormatInt(length, 10))
-			w.WriteHeader(status)
+		if headOnly || c.Nothing {
+			to(c)
 			return nil
 		}
-		if rng.suffix {
-			if data, _, err = g.ReadFile(ctx, path, start, min(length, firstRead)); err != nil {
+		if want.Suffix {
+			if data, _, err = s.node.ReadFile(ctx, id, path, c.Start, min(c.Length, firstRead)); err != nil {
 				return err
 			}
 		}
-		if rest := length - int64(len(data)); rest > 0 {
-			op := guest.BulkOp{Kind: "read", Path: path, Offset: start + int64(len(data)), Length: rest}
-			return s.download(ctx, w, id, op, data, length, status)
+		if rest := c.Length - int64(len(data)); rest > 0 {
+			return s.download(ctx, id, node.Download{Path: path, Offset: c.Start + int64(len(data)), Length: rest}, data, c, to)
 		}
-		h.Set("Content-Length", strconv.FormatInt(length, 10))
-		w.WriteHeader(status)
-		_, _ = w.Write(data[:length]) // an error means that the client left
+		if _, err := to(c).Write(data[:c.Length]); err != nil {
+			return readerLeft(err)
+		}
 		return nil
 	})
 }
 
-// getTar is GET /v1/sandboxes/{id}/tar?path=DIR.
-func (s *Server) getTar(w http.ResponseWriter, r *http.Request) error {
-	id, path := r.PathValue("id"), r.URL.Query().Get("path")
+// DownloadTar sends a directory as a tar; with headOnly it only looks whether it is
+// there.
+func (s *Server) DownloadTar(ctx context.Context, id, path string, headOnly bool, to Sending) (err error) {
+	ctx, call, err := s.begin(ctx, "file.download_tar", about("id", id))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
 	if err := sandbox.ValidateFilePath("path", path); err != nil {
 		return err
 	}
-	return s.withGuest(r.Context(), id, func(g Guest) error {
-		w.Header().Set("Content-Type", "application/x-tar")
-		path, err := absolute(r.Context(), g, path)
-		if err != nil {
+	return s.inside(ctx, id, func() error {
+		if headOnly {
+			info, err := s.node.StatFile(ctx, id, path)
+			if err == nil {
+				to(FileContent{Info: info, Length: -1})
+			}
 			return err
 		}
-		if r.Method == http.MethodHead {
-			_, err := g.Stat(r.Context(), path)
-			return err
-		}
-		return s.download(r.Context(), w, id, guest.BulkOp{Kind: "tar", Path: path}, nil, -1, http.StatusOK)
+		return s.download(ctx, id, node.Download{Path: path, Tar: true}, nil, FileContent{Length: -1}, to)
 	})
 }
 
-// download sends head and then what op writes. Nothing is sent before the
-// first byte or the end of the transfer is there, so that a failure up to then
-// is an error and not a broken body; after it, the connection is broken, which
-// no client takes for a whole file. length -1 is unknown.
-func (s *Server) download(ctx context.Context, w http.ResponseWriter, id string, op guest.BulkOp, head []byte, length int64, status int) error {
-	pr, pw, err := bulkPipe()
-	if err != nil {
-		return err
-	}
-	defer pr.Close()
-	ctx, cancel := context.WithCancel(ctx)
-	bulk := make(chan error, 1)
-	go func() {
-		err := s.node.Bulk(ctx, id, op, nil, pw)
-		pw.Close() // ours was the last writing end: the reader sees the end
-		bulk <- err
-	}()
-	waited := false
-	wait := func() error { waited = true; return <-bulk }
-	defer func() {
-		if !waited {
-			cancel()
-			_ = wait()
-		}
-		cancel()
-	}()
-
-	buf := make([]byte, copyBuffer)
-	n, rerr := pr.Read(buf)
-	if n == 0 {
-		err := wait()
-		if err == nil && rerr != nil && !errors.Is(rerr, io.EOF) {
-			err = rerr
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if length >= 0 {
-		w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
-	}
-	w.WriteHeader(status)
-	sent := int64(len(head) + n)
-	if _, err := w.Write(head); err != nil {
-		panic(http.ErrAbortHandler)
-	}
-	if _, err := w.Write(buf[:n]); err != nil {
-		panic(http.ErrAbortHandler)
-	}
-	if n > 0 {
-		// Without the wrapping, net/http would copy with 32 KiB of its own.
-		m, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{pr}, buf)
-		sent += m
-		if err != nil {
-			panic(http.ErrAbortHandler)
-		}
-		if err := wait(); err != nil {
-			s.log.Warn("a download broke off", "sandbox", id, "path", op.Path, "sent", sent, "err", err)
-			panic(http.ErrAbortHandler)
-		}
-	}
-	if length >= 0 && sent != length { // the file shrank meanwhile
-		panic(http.ErrAbortHandler)
-	}
-	return nil
+// firstWrite begins a transfer with its first byte: up to then an error can be
+// answered.
+type firstWrite struct {
+	to   Sending
+	what FileContent
+	head []byte // what goes before all else
+	w    io.Writer
+	sent int64
 }
 
-// putFile is PUT /v1/sandboxes/{id}/files?path=P&mode=0644&user=U&atomic=true&append=true&parents=true.
-func (s *Server) putFile(w http.ResponseWriter, r *http.Request) error {
-	q := r.URL.Query()
-	opt := sandbox.WriteOptions{User: q.Get("user")}
-	if err := firstError(
-		queryMode(q, &opt.Mode), queryBool(q, "atomic", &opt.Atomic), queryBool(q, "append", &opt.Append),
-		queryBool(q, "parents", &opt.Parents),
-	); err != nil {
-		return err
-	}
-	id, path := r.PathValue("id"), q.Get("path")
-	if err := validWrite(path, opt); err != nil {
-		return err
-	}
-	body, err := s.body(w, r, s.cfg.MaxUpload)
-	if err != nil {
-		return err
-	}
-	return s.withGuest(r.Context(), id, func(g Guest) (err error) {
-		if path, err = absolute(r.Context(), g, path); err != nil {
-			return err
-		}
-		if r.ContentLength >= 0 && r.ContentLength < smallUpload {
-			data := make([]byte, r.ContentLength)
-			if _, err := io.ReadFull(body, data); err != nil {
-				return body.failure(err)
-			}
-			if _, err := g.WriteFile(r.Context(), path, data, opt); err != nil {
-				return err
-			}
-		} else if err := s.uploadFile(r.Context(), id, g, path, opt, body, unblock(w, r)); err != nil {
-			return err
-		}
-		w.WriteHeader(http.StatusNoContent)
+func (f *firstWrite) begin() error {
+	if f.w != nil {
 		return nil
-	})
-}
-
-// absolute is where a path leads in a transfer, which runs beside the guest and
-// does not know the working directory.
-func absolute(ctx context.Context, g Guest, p string) (string, error) {
-	if path.IsAbs(p) {
-		return p, nil
 	}
-	here, err := g.Stat(ctx, ".")
-	if err != nil {
-		return "", err
-	}
-	return path.Join(here.Path, p), nil
-}
-
-// uploadFile writes a large body to a file. An atomic one goes to a file of our
-// own beside the target first. The guest could do that itself, but a transfer
-// learns that its content is complete from the end of a pipe, and that also
-// comes when the client breaks off or the server dies; so the server says when
-// the file takes its place, and removes it if it never will.
-func (s *Server) uploadFile(ctx context.Context, id string, g Guest, p string, opt sandbox.WriteOptions, body *requestBody, unblock func()) (err error) {
-	target := path.Clean(p)
-	old, oldErr := g.Stat(ctx, target)
-	if oldErr == nil && (old.Type == sandbox.Symlink || old.Type == sandbox.OtherFile) {
-		opt.Atomic = false // written through or into, as the guest does it
-	}
-	if !opt.Atomic || target == "/" {
-		return s.upload(ctx, id, guest.BulkOp{Kind: "write", Path: p, Write: opt}, body, unblock)
-	}
-	// What replaces a file looks like it.
-	if oldErr == nil && old.Type == sandbox.Regular {
-		if opt.Mode == 0 {
-			opt.Mode = old.Mode
-		}
-		if opt.User == "" {
-			opt.User = fmt.Sprintf("%d:%d", old.UID, old.GID)
-		}
-	}
-	opt.Atomic = false
-	temp := path.Join(path.Dir(target), ".cove-upload-"+sandbox.NewID(s.cfg.Rand))
-	defer func() {
-		if err != nil {
-			undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-			defer cancel()
-			_ = g.Remove(undo, temp, false) // it may not even have been made, or the sandbox be gone
-		}
-	}()
-	if err := s.upload(ctx, id, guest.BulkOp{Kind: "write", Path: temp, Write: opt}, body, unblock); err != nil {
-		return err
-	}
-	_, err = g.Move(ctx, temp, target)
+	f.w = f.to(f.what)
+	_, err := f.Write(f.head)
 	return err
 }
 
-// putTar is PUT /v1/sandboxes/{id}/tar?path=DIR&user=U. It is not atomic: what
-// was unpacked before a failure stays.
-func (s *Server) putTar(w http.ResponseWriter, r *http.Request) error {
-	q := r.URL.Query()
-	id, path := r.PathValue("id"), q.Get("path")
-	opt := sandbox.WriteOptions{User: q.Get("user"), Parents: true}
+func (f *firstWrite) Write(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if err := f.begin(); err != nil {
+		return 0, err
+	}
+	n, err := f.w.Write(p)
+	if f.sent += int64(n); err != nil {
+		err = readerLeft(err)
+	}
+	return n, err
+}
+
+// finish begins what had no content at all.
+func (f *firstWrite) finish(err error) error {
+	if err == nil {
+		err = f.begin()
+	}
+	return err
+}
+
+func readerLeft(err error) error {
+	return &sandbox.Error{Class: sandbox.Canceled, Msg: "the reader has left", Err: err}
+}
+
+// download sends head and then what the node gives. Nothing is sent before the
+// first byte or the end of the transfer is there, so that a failure up to then
+// is an error and not a broken body.
+func (s *Server) download(ctx context.Context, id string, from node.Download, head []byte, what FileContent, to Sending) error {
+	w := &firstWrite{to: to, what: what, head: head}
+	err := w.finish(s.node.Download(ctx, id, from, w))
+	switch {
+	case err != nil && w.w != nil && ctx.Err() == nil && sandbox.ClassOf(err) != sandbox.Canceled:
+		s.log.Warn("a download broke off", "sandbox", id, "path", from.Path, "sent", w.sent, "err", err)
+	case err == nil && what.Length >= 0 && w.sent != what.Length:
+		err = &sandbox.Error{Class: sandbox.Unavailable, Msg: "the file changed while it was sent"}
+	}
+	return err
+}
+
+// Upload is content that comes from a client.
+type Upload struct {
+	io.Reader
+	Size int64 // as it was announced; -1 if it was not
+	// Unblock ends a Read that waits for the client, for good. It is called where
+	// the content has nowhere to go, and the client sends none.
+	Unblock func()
+}
+
+// UploadFile writes content of any size to a file.
+func (s *Server) UploadFile(ctx context.Context, id, path string, opt sandbox.WriteOptions, content Upload) (err error) {
+	ctx, call, err := s.begin(ctx, "file.upload", about("id", id))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	call.detail = path
 	if err := validWrite(path, opt); err != nil {
 		return err
 	}
-	body, err := s.body(w, r, s.cfg.MaxUpload)
+	body, err := boundedUpload(content, s.cfg.MaxUpload)
 	if err != nil {
 		return err
 	}
-	return s.withGuest(r.Context(), id, func(g Guest) (err error) {
-		if path, err = absolute(r.Context(), g, path); err != nil {
-			return err
+	return s.inside(ctx, id, func() error {
+		if content.Size < 0 || content.Size >= smallUpload {
+			return s.upload(ctx, id, node.Upload{Path: path, Write: opt}, body)
 		}
-		if err := s.upload(r.Context(), id, guest.BulkOp{Kind: "untar", Path: path, Write: opt}, body, unblock(w, r)); err != nil {
-			return err
+		data := make([]byte, content.Size)
+		if _, err := io.ReadFull(body, data); err != nil {
+			return body.failure(err)
 		}
-		w.WriteHeader(http.StatusNoContent)
-		return nil
+		call.changes(fileChange{Path: path, Data: data, Options: opt})
+		_, err = s.node.WriteFile(ctx, id, path, data, opt)
+		return err
 	})
 }
 
-// upload feeds a request's body to op. If the body breaks off, op is cancelled
-// before its stdin ends: an end would mean that this was all.
-func (s *Server) upload(ctx context.Context, id string, op guest.BulkOp, body *requestBody, unblock func()) error {
-	pr, pw, err := bulkPipe()
+// UploadTar unpacks a tar into a directory. It is not atomic: what was unpacked
+// before a failure stays.
+func (s *Server) UploadTar(ctx context.Context, id, path, user string, content Upload) (err error) {
+	ctx, call, err := s.begin(ctx, "file.upload_tar", about("id", id))
 	if err != nil {
 		return err
 	}
-	defer pw.Close()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	bulk := make(chan error, 1)
-	copied := make(chan struct{})
-	var cutOff atomic.Bool
-	go func() {
-		err := s.node.Bulk(ctx, id, op, pr, nil)
-		pr.Close() // ours was the last reading end: a writer that still writes fails
-		if err != nil {
-			select {
-			case <-copied:
-			case <-time.After(stallGrace):
-				cutOff.Store(true)
-				unblock()
-			}
-		}
-		bulk <- err
-	}()
-
-	_, copyErr := io.CopyBuffer(struct{ io.Writer }{pw}, struct{ io.Reader }{body}, make([]byte, copyBuffer))
-	close(copied)
-	if body.err != nil {
-		if cutOff.Load() { // it failed first, and that ended the reading
-			return <-bulk
-		}
-		cancel()
-		<-bulk
-		return body.err
+	defer call.end(&err)
+	call.detail = path
+	opt := sandbox.WriteOptions{User: user, Parents: true}
+	if err := validWrite(path, opt); err != nil {
+		return err
 	}
-	pw.Close()
-	bulkErr := <-bulk
-	if bulkErr == nil && copyErr != nil {
-		// It took no more and yet was content, as untar is with padding behind the end of its tar.
-		_, _ = io.Copy(io.Discard, body)
-		return body.err
+	body, err := boundedUpload(content, s.cfg.MaxUpload)
+	if err != nil {
+		return err
 	}
-	return bulkErr
+	return s.inside(ctx, id, func() error { return s.upload(ctx, id, node.Upload{Path: path, Tar: true, Write: opt}, body) })
 }
 
-// unblock ends a read of the request's body that waits for the client. The
-// connection must not outlive the answer: net/http takes a broken read for the
-// client's leaving, and would cancel whatever comes on it later.
-func unblock(w http.ResponseWriter, r *http.Request) func() {
-	rc := http.NewResponseController(w)
-	return func() {
-		if r.ProtoMajor == 1 {
-			w.Header().Set("Connection", "close") // the handler waits for us and touches no header
-		}
-		_ = rc.SetReadDeadline(time.Unix(1, 0))
+// upload gives content to the node, and does not leave a read of it behind that
+// waits for the client: the answer would wait for it too.
+func (s *Server) upload(ctx context.Context, id string, to node.Upload, body *boundedBody) error {
+	err := s.node.Upload(ctx, id, to, body)
+	if err != nil {
+		body.stop()
 	}
+	return err
 }
 
-// requestBody remembers how the client's side failed, so that it is not
+// boundedBody remembers how the client's side failed, so that it is not
 // mistaken for a failure of what consumes it.
-type requestBody struct {
-	r    io.Reader
+type boundedBody struct {
+	Upload
 	most int64
-	n    int64
-	err  error
+
+	mu struct { // held while the client is read
+		sync.Mutex
+		n   int64
+		err error
+	}
 }
 
-// body refuses at once what is announced too large.
-func (s *Server) body(w http.ResponseWriter, r *http.Request, most int64) (*requestBody, error) {
-	if r.ContentLength > most {
+// boundedUpload refuses at once what is announced too large.
+func boundedUpload(u Upload, most int64) (*boundedBody, error) {
+	if u.Size > most {
 		return nil, tooLargeBody(most)
 	}
-	return &requestBody{r: r.Body, most: most}, nil
+	return &boundedBody{Upload: u, most: most}, nil
+}
+
+// stop ends the reading. A client that is being waited for may go on for a while
+// without sending anything: whoever sends finds out by itself, and its connection
+// stays good.
+func (b *boundedBody) stop() {
+	if !b.mu.TryLock() {
+		if b.Unblock != nil {
+			defer time.AfterFunc(stallGrace, b.Unblock).Stop()
+		}
+		b.mu.Lock()
+	}
+	defer b.mu.Unlock()
+	if b.mu.err == nil {
+		b.mu.err = &sandbox.Error{Class: sandbox.Canceled, Msg: "the content is not wanted any more"}
+	}
 }
 
 func tooLargeBody(most int64) error {
@@ -386,43 +311,38 @@ func tooLargeBody(most int64) error {
 		Hint: "send it in parts with append=true, or raise the server's limit"}
 }
 
-func (b *requestBody) Read(p []byte) (int, error) {
-	if b.err != nil {
-		return 0, b.err
+func (b *boundedBody) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.err != nil {
+		return 0, b.mu.err
 	}
-	n, err := b.r.Read(p)
-	b.n += int64(n)
+	n, err := b.Reader.Read(p)
+	b.mu.n += int64(n)
 	switch {
-	case b.n > b.most:
-		b.err = tooLargeBody(b.most)
-		return 0, b.err
+	case b.mu.n > b.most:
+		b.mu.err = tooLargeBody(b.most)
+		return 0, b.mu.err
 	case err != nil && err != io.EOF:
-		b.err = &sandbox.Error{Class: sandbox.Canceled, Msg: "the content broke off after " + sandbox.FormatSize(b.n), Err: err}
-		return n, b.err
+		b.mu.err = &sandbox.Error{Class: sandbox.Canceled, Msg: "the content broke off after " + sandbox.FormatSize(b.mu.n), Err: err}
+		return n, b.mu.err
 	}
 	return n, err
 }
 
-func (b *requestBody) failure(err error) error {
-	if b.err != nil {
-		return b.err
+// or is how the client's side failed, if it did, and otherwise what consumed the
+// content says of it: that one saw only that it broke off.
+func (b *boundedBody) or(err error) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.err != nil {
+		return b.mu.err
 	}
-	return &sandbox.Error{Class: sandbox.Canceled, Msg: "the content is shorter than announced", Err: err}
+	return err
 }
 
-// bulkPipe is a pipe with room for a whole buffer, so that the two sides
-// switch once per MiB.
-func bulkPipe() (r, w *os.File, err error) {
-	r, w, err = os.Pipe()
-	if err != nil {
-		return nil, nil, sandbox.Errorf(sandbox.Unavailable, "", "no pipe: %w", err)
-	}
-	// Not w.Fd(), which would make the descriptor blocking. Smaller is only
-	// slower: past the user's quota of pipe pages the kernel refuses.
-	if c, err := w.SyscallConn(); err == nil {
-		_ = c.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, copyBuffer) })
-	}
-	return r, w, nil
+func (b *boundedBody) failure(err error) error {
+	return b.or(&sandbox.Error{Class: sandbox.Canceled, Msg: "the content is shorter than announced", Err: err})
 }
 
 func firstError(errs ...error) error {
@@ -431,31 +351,5 @@ func firstError(errs ...error) error {
 			return err
 		}
 	}
-	return nil
-}
-
-func queryBool(q url.Values, field string, to *bool) error {
-	v := q.Get(field)
-	if v == "" {
-		return nil
-	}
-	b, err := strconv.ParseBool(v)
-	if err != nil {
-		return sandbox.InvalidField(field, "%.20q is not accepted; true or false is", v)
-	}
-	*to = b
-	return nil
-}
-
-func queryMode(q url.Values, to *uint32) error {
-	v := q.Get("mode")
-	if v == "" {
-		return nil
-	}
-	m, err := strconv.ParseUint(v, 8, 32)
-	if err != nil || m > maxMode {
-		return sandbox.InvalidField("mode", "%.20q is not accepted; octal permission bits like 0644 are", v)
-	}
-	*to = uint32(m)
 	return nil
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"archive/tar"
 	"bufio"
 	"bytes"
 	"context"
@@ -8,38 +9,50 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
+	"os"
+	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-func (w *world) guest(id string) *fakeGuest {
-	w.node.mu.Lock()
-	defer w.node.mu.Unlock()
-	return w.node.live[id]
-}
-
+// put has a file be there, behind everybody's back.
 func (w *world) put(id, path string, data []byte) {
-	g := w.guest(id)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.files[path] = data
+	w.Helper()
+	name := filepath.Join(w.node.root(id), path)
+	err := os.MkdirAll(filepath.Dir(name), 0o755)
+	if err == nil {
+		err = os.WriteFile(name, data, 0o644)
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
 }
 
 func (w *world) file(id, path string) (string, bool) {
-	g := w.guest(id)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	b, ok := g.files[path]
-	return string(b), ok
+	b, err := os.ReadFile(filepath.Join(w.node.root(id), path))
+	return string(b), err == nil
+}
+
+// names is what is in the root of a sandbox.
+func (w *world) names(id string) (names []string) {
+	w.Helper()
+	ents, err := os.ReadDir(w.node.root(id))
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, e := range ents {
+		names = append(names, e.Name())
+	}
+	return names
 }
 
 func randomBytes(n int) []byte {
@@ -53,8 +66,8 @@ func randomBytes(n int) []byte {
 func TestUpAndDown(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create(nil)
-	var bulk []guest.BulkOp
-	w.node.onBulk = func(op guest.BulkOp) error { bulk = append(bulk, op); return nil }
+	var bulk []node.Upload
+	w.node.onUpload = func(_ context.Context, to node.Upload) error { bulk = append(bulk, to); return nil }
 	for _, n := range []int{0, 1, firstRead - 1, firstRead, firstRead + 1, smallUpload - 1, smallUpload, smallUpload + 1, 5<<20 + 3} {
 		for _, known := range []bool{true, false} {
 			data := randomBytes(n)
@@ -71,8 +84,8 @@ func TestUpAndDown(t *testing.T) {
 			}
 			if wantBulk := !known || n >= smallUpload; (len(bulk) == 1) != wantBulk {
 				t.Errorf("%d bytes, known %v: %d bulk transfers", n, known, len(bulk))
-			} else if wantBulk && (bulk[0].Write.Mode != 0o600 || bulk[0].Path == "/f") {
-				t.Errorf("not beside the file, or without its mode: %+v", bulk[0])
+			} else if wantBulk && (bulk[0].Write.Mode != 0o600 || !bulk[0].Write.Atomic || bulk[0].Path != "/f") {
+				t.Errorf("not as it was asked for: %+v", bulk[0])
 			}
 			body, length, err := w.client.Download(t.Context(), sb.Id, "/f", 0, 0)
 			if err != nil {
@@ -162,8 +175,8 @@ func TestTransferErrors(t *testing.T) {
 	w.kill(deadSB.Id)
 	big := func() io.Reader { return bytes.NewReader(make([]byte, 3<<20)) }
 	unknown := func(r io.Reader) io.Reader { return io.MultiReader(r) } // hides the length
-	w.node.onBulk = func(op guest.BulkOp) error {
-		if strings.HasPrefix(op.Path, "/late/") {
+	w.node.onUpload = func(_ context.Context, to node.Upload) error {
+		if strings.HasPrefix(to.Path, "/late/") {
 			return sandbox.Errorf(sandbox.DiskFull, "guest.bulk", "no space left")
 		}
 		return nil
@@ -209,17 +222,45 @@ func TestTar(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create(nil)
 	data := randomBytes(2 << 20)
-	if err := w.client.UploadTar(t.Context(), sb.Id, "/dir", "root", bytes.NewReader(data)); err != nil {
+	w.put(sb.Id, "/dir/f", nil)
+	if err := w.client.UploadTar(t.Context(), sb.Id, "/dir", "root", tarOf("f", data)); err != nil {
 		t.Fatal(err)
+	}
+	if got, _ := w.file(sb.Id, "/dir/f"); got != string(data) {
+		t.Errorf("unpacked %d bytes", len(got))
 	}
 	body, err := w.client.DownloadTar(t.Context(), sb.Id, "/dir")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer body.Close()
-	if got, err := io.ReadAll(body); err != nil || !bytes.Equal(got, data) {
-		t.Errorf("got %d bytes, %v", len(got), err)
+	r := tar.NewReader(body)
+	for {
+		h, err := r.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Typeflag != tar.TypeReg {
+			continue
+		}
+		if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, data) || path.Base(h.Name) != "f" {
+			t.Errorf("%s: got %d bytes, %v", h.Name, len(got), err)
+		}
+		break
 	}
+	if _, err := io.Copy(io.Discard, body); err != nil {
+		t.Error(err)
+	}
+}
+
+// tarOf is a tar of one file.
+func tarOf(name string, data []byte) io.Reader {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	_ = w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data))})
+	_, _ = w.Write(data)
+	_ = w.Close() // into memory: none of these fails
+	return &b
 }
 
 // A client that breaks off mid-upload leaves nothing where the file was.
@@ -228,8 +269,9 @@ func TestClientAbortsUpload(t *testing.T) {
 		w := newWorld(t)
 		sb := w.create(nil)
 		w.put(sb.Id, "/f", []byte("old"))
+		before := w.names(sb.Id)
 		reached := make(chan struct{})
-		w.node.onBulk = func(guest.BulkOp) error { close(reached); return nil }
+		w.node.onUpload = func(context.Context, node.Upload) error { close(reached); return nil }
 		conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
 		if err != nil {
 			t.Fatal(err)
@@ -242,35 +284,9 @@ func TestClientAbortsUpload(t *testing.T) {
 		if got, _ := w.file(sb.Id, "/f"); got != "old" {
 			t.Errorf("%s: the file is now %q", header, got)
 		}
-		if files := slices.Sorted(maps.Keys(w.guest(sb.Id).files)); len(files) != 2 {
-			t.Errorf("%s: left %v", header, files)
+		if files := w.names(sb.Id); !slices.Equal(files, before) {
+			t.Errorf("%s: left %v of %v", header, files, before)
 		}
-	}
-}
-
-// An atomic upload replaces a file by one that looks like it, unless told otherwise.
-func TestAtomicUploadKeepsModeAndOwner(t *testing.T) {
-	w := newWorld(t)
-	sb := w.create(nil)
-	w.put(sb.Id, "/f", []byte("old"))
-	var ops []guest.BulkOp
-	w.node.onBulk = func(op guest.BulkOp) error { ops = append(ops, op); return nil }
-	big := make([]byte, 2<<20)
-	for _, opt := range []sandbox.WriteOptions{{Atomic: true}, {Atomic: true, Mode: 0o700, User: "bob"}} {
-		if err := w.client.Upload(t.Context(), sb.Id, "/d/../f", bytes.NewReader(big), int64(len(big)), opt); err != nil {
-			t.Fatal(err)
-		}
-		if got, _ := w.file(sb.Id, "/f"); len(got) != len(big) {
-			t.Errorf("%d bytes", len(got))
-		}
-	}
-	for i, want := range []sandbox.WriteOptions{{Mode: 0o644, User: "0:0"}, {Mode: 0o700, User: "bob"}} {
-		if ops[i].Write != want {
-			t.Errorf("wrote with %+v, want %+v", ops[i].Write, want)
-		}
-	}
-	if n := len(w.guest(sb.Id).files); n != 2 {
-		t.Errorf("%d files left", n)
 	}
 }
 
@@ -280,7 +296,7 @@ func TestDownloadBreaks(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create(nil)
 	w.put(sb.Id, "/f", make([]byte, 1<<20))
-	w.node.onBulk = func(op guest.BulkOp) error { // it shrinks before the transfer
+	w.node.onDownload = func(node.Download) error { // it shrinks before the transfer
 		w.put(sb.Id, "/f", make([]byte, 500<<10))
 		return nil
 	}
@@ -331,7 +347,7 @@ func TestExpectContinue(t *testing.T) {
 func TestFailureUnblocksAStalledUpload(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create(nil)
-	w.node.onBulk = func(guest.BulkOp) error { return sandbox.Errorf(sandbox.DiskFull, "", "no space left") }
+	w.node.onUpload = func(context.Context, node.Upload) error { return sandbox.Errorf(sandbox.DiskFull, "", "no space left") }
 	pr, pw := io.Pipe()
 	defer pw.Close()
 	go func() { _, _ = pw.Write([]byte("a little")) }() // and then silence
@@ -354,7 +370,7 @@ func TestFailedUploadsLeaveTheConnectionAlone(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create(nil)
 	var fail atomic.Bool
-	w.node.onBulk = func(guest.BulkOp) error {
+	w.node.onUpload = func(context.Context, node.Upload) error {
 		if fail.Load() {
 			return sandbox.Errorf(sandbox.DiskFull, "", "no space left")
 		}
@@ -362,7 +378,7 @@ func TestFailedUploadsLeaveTheConnectionAlone(t *testing.T) {
 	}
 	for i := range 50 {
 		fail.Store(i%2 == 0)
-		err := w.client.UploadTar(t.Context(), sb.Id, "/dir", "root", strings.NewReader("a small tar"))
+		err := w.client.UploadTar(t.Context(), sb.Id, "/dir", "root", tarOf("small", []byte("tar")))
 		if fail.Load() && !errors.Is(err, sandbox.ErrDiskFull) || !fail.Load() && err != nil {
 			t.Fatalf("upload %d: %v", i, err)
 		}

@@ -7,23 +7,33 @@ import (
 	"slices"
 	"time"
 
-	"connectrpc.com/connect"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/snapshot"
 	"github.com/cove-sandbox/cove/store"
-	"github.com/cove-sandbox/cove/wire"
 )
 
-// Tree answers with what lives and what leads to it: an ended sandbox is part
-// of the tree only as the ancestor of something, a template's own snapshot
-// likewise.
-func (s sandboxService) Tree(ctx context.Context, r *connect.Request[covev1.TreeRequest]) (*connect.Response[covev1.TreeResponse], error) {
-	if err := sandbox.ValidateSnapshotRef("id", r.Msg.Id); err != nil {
+// TreeNode is a sandbox or a snapshot in a tree, parents before children.
+type TreeNode struct {
+	ID, Parent string
+	Kind       string // "sandbox", or the kind of a snapshot
+	Name       string // of a snapshot
+	State      string // of a sandbox
+	CreatedAt  time.Time
+}
+
+// Tree is what lives of the tree of a sandbox or snapshot, and what leads to it:
+// an ended sandbox is part of it only as the ancestor of something, a template's
+// own snapshot likewise.
+func (s *Server) Tree(ctx context.Context, ref string) (out []TreeNode, err error) {
+	ctx, call, err := s.begin(ctx, "sandbox.tree", about("id", ref))
+	if err != nil {
 		return nil, err
 	}
-	id := r.Msg.Id
+	defer call.end(&err)
+	if err := sandbox.ValidateSnapshotRef("id", ref); err != nil {
+		return nil, err
+	}
+	id := ref
 	if snap, err := s.store.GetSnapshot(ctx, id); err == nil {
 		id = snap.ID // a name
 	} else if !errors.Is(err, sandbox.ErrNotFound) {
@@ -31,25 +41,23 @@ func (s sandboxService) Tree(ctx context.Context, r *connect.Request[covev1.Tree
 	}
 	tree, err := s.store.Tree(ctx, id)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		return nil, &sandbox.Error{Class: sandbox.NotFound, Msg: "no sandbox or snapshot '" + r.Msg.Id + "'",
+		return nil, &sandbox.Error{Class: sandbox.NotFound, Msg: "no sandbox or snapshot '" + ref + "'",
 			Hint: `"cove ls" and "cove snapshot ls" list them; ended sandboxes are forgotten after a while`}
 	}
 	if err != nil {
 		return nil, err
 	}
-	nodes := treeNodes(tree, s.node.Standby())
-	out := &covev1.TreeResponse{}
+	nodes := treeNodes(tree, s.standby(ctx))
 	for _, root := range snapshot.BuildTree(shape(nodes, id)) {
-		appendBranch(out, root, "", nodes)
+		out = appendBranch(out, root, nodes)
 	}
-	return connect.NewResponse(out), nil
+	return out, nil
 }
 
 // treeNode is a node of the answer with its lineage.
 type treeNode struct {
-	*covev1.TreeNode
+	TreeNode
 	lineage sandbox.Lineage
-	created time.Time
 	passive bool // shown only if something that is shown descends from it
 }
 
@@ -60,12 +68,10 @@ func treeNodes(tree store.Tree, standby map[string]sandbox.Standby) map[string]t
 		if st := standby[sb.ID]; st != sandbox.Awake {
 			state = string(st)
 		}
-		nodes[sb.ID] = treeNode{&covev1.TreeNode{Id: sb.ID, Kind: "sandbox", State: state, CreatedAt: wire.Time(sb.CreatedAt)},
-			sb.Lineage, sb.CreatedAt, sb.State == sandbox.EndedState}
+		nodes[sb.ID] = treeNode{TreeNode{ID: sb.ID, Kind: "sandbox", State: state, CreatedAt: sb.CreatedAt}, sb.Lineage, sb.State == sandbox.EndedState}
 	}
 	for _, snap := range tree.Snapshots {
-		nodes[snap.ID] = treeNode{&covev1.TreeNode{Id: snap.ID, Kind: string(snap.Kind), Name: snap.Name, CreatedAt: wire.Time(snap.CreatedAt)},
-			snap.Lineage, snap.CreatedAt, snap.Hidden}
+		nodes[snap.ID] = treeNode{TreeNode{ID: snap.ID, Kind: string(snap.Kind), Name: snap.Name, CreatedAt: snap.CreatedAt}, snap.Lineage, snap.Hidden}
 	}
 	return nodes
 }
@@ -95,27 +101,28 @@ func shape(nodes map[string]treeNode, asked string) []snapshot.Node {
 		out = append(out, node)
 	}
 	slices.SortFunc(out, func(a, b snapshot.Node) int {
-		return cmp.Or(nodes[a.ID].created.Compare(nodes[b.ID].created), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(nodes[a.ID].CreatedAt.Compare(nodes[b.ID].CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
 	return out
 }
 
 // appendBranch writes parents before children, without recursion: a lineage may
 // be thousands deep.
-func appendBranch(out *covev1.TreeResponse, root *snapshot.Branch, parent string, nodes map[string]treeNode) {
+func appendBranch(out []TreeNode, root *snapshot.Branch, nodes map[string]treeNode) []TreeNode {
 	type item struct {
 		branch *snapshot.Branch
 		parent string
 	}
-	stack := []item{{root, parent}}
+	stack := []item{{root, ""}}
 	for len(stack) > 0 {
 		it := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
 		n := nodes[it.branch.ID].TreeNode
 		n.Parent = it.parent
-		out.Nodes = append(out.Nodes, n)
+		out = append(out, n)
 		for _, c := range slices.Backward(it.branch.Children) {
 			stack = append(stack, item{c, it.branch.ID})
 		}
 	}
+	return out
 }

@@ -1,125 +1,76 @@
 package server
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"io"
 	"maps"
-	"net/http"
+	"math"
 	"slices"
-	"strconv"
 
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/encoding/protojson"
-
-	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/node"
 	"github.com/cove-sandbox/cove/sandbox"
-	"github.com/cove-sandbox/cove/wire"
 )
 
-type volumeService struct{ *Server }
-
-// volumes of the node, or why it has none.
-func (s *Server) volumes() (VolumeSet, error) {
-	if v := s.node.Volumes(); v != nil {
-		return v, nil
-	}
-	return nil, &sandbox.Error{Class: sandbox.Unsupported, Msg: "node " + s.node.Name() + " keeps no volumes"}
-}
-
-// withVolume runs f for a volume given by name or id. A miss says what was
-// probably meant; one that is about a file inside passes.
-func (s *Server) withVolume(ctx context.Context, field, name string, f func(VolumeSet) error) error {
-	set, err := s.volumes()
-	if err == nil {
-		err = sandbox.ValidateVolumeName(field, name) // every id is such a name too
-	}
+// CreateVolume makes a volume; size 0 is the default one. snapshot, if it is given,
+// is that of a directory, which it then holds.
+func (s *Server) CreateVolume(ctx context.Context, name string, size int64, labels map[string]string, snapshot string) (v sandbox.Volume, err error) {
+	ctx, call, err := s.begin(ctx, "volume.create", about("name", name), about("snapshot", snapshot))
 	if err != nil {
-		return err
+		return v, err
 	}
-	err = f(set)
-	if !errors.Is(err, sandbox.ErrNotFound) {
-		return err
+	defer call.end(&err)
+	if snapshot != "" {
+		err = call.needs(reads("snapshot", "snapshots"))
 	}
-	if _, gerr := set.Get(ctx, name); !errors.Is(gerr, sandbox.ErrNotFound) {
-		return err
+	size = cmp.Or(size, sandbox.DefaultVolume)
+	if err := firstError(err, sandbox.ValidateVolumeName("name", name), sandbox.ValidateVolumeSize("size", size), sandbox.ValidateLabels("labels", labels)); err != nil {
+		return v, err
 	}
-	e := &sandbox.Error{Class: sandbox.NotFound, Msg: "no volume '" + name + "'", Hint: `"cove volume ls" lists them`}
-	if vols, lerr := set.List(ctx); lerr == nil {
-		var names []string
-		for _, v := range vols {
-			names = append(names, v.Name)
+	content := func(set node.Volumes, id string) error { return set.Create(ctx, id, size) }
+	if snapshot != "" {
+		snap, release, err := s.useSnapshot(ctx, snapshot)
+		if err != nil {
+			return v, err
 		}
-		slices.Sort(names)
-		if did := sandbox.DidYouMean(name, names); did != "" {
-			e.Msg += "; " + did
+		defer release()
+		if snap.Kind != sandbox.DirectorySnapshot {
+			return v, sandbox.InvalidField("snapshot", "'%s' is a %s snapshot; one of kind directory is accepted", nameOf(snap), snap.Kind)
 		}
+		content = func(set node.Volumes, id string) error { return set.CreateFrom(ctx, id, size, snap.Content) }
 	}
-	return e
+	v, err = s.makeVolume(ctx, sandbox.Volume{Name: name, Size: size, Labels: maps.Clone(labels)}, content)
+	call.concerns("volume", v.ID)
+	return v, err
 }
 
-// newVolume is a volume to be made.
-func (s *Server) newVolume(name string, size int64, labels map[string]string) sandbox.Volume {
-	return sandbox.Volume{ID: sandbox.NewID(s.cfg.Rand), Name: name, Size: size, Labels: maps.Clone(labels), Node: s.node.Name(), CreatedAt: s.cfg.Clock().UTC()}
-}
-
-func (s volumeService) Create(ctx context.Context, r *connect.Request[covev1.CreateVolumeRequest]) (*connect.Response[covev1.CreateVolumeResponse], error) {
-	m := r.Msg
-	size := m.Size
-	if size == 0 {
-		size = sandbox.DefaultVolume
-	}
-	if err := firstError(sandbox.ValidateVolumeName("name", m.Name), sandbox.ValidateVolumeSize("size", size), sandbox.ValidateLabels("labels", m.Labels)); err != nil {
-		return nil, err
-	}
-	set, err := s.volumes()
+// SnapshotVolume takes a snapshot of all that is in a volume.
+func (s *Server) SnapshotVolume(ctx context.Context, name, snapshotName string, labels map[string]string) (snap sandbox.Snapshot, err error) {
+	ctx, call, err := s.begin(ctx, "volume.snapshot", about("name", name))
 	if err != nil {
-		return nil, err
+		return snap, err
 	}
-	settle, err := s.admitVolume(ctx, size)
-	if err != nil {
-		return nil, err
+	defer call.end(&err)
+	if err := firstError(call.needs(writes("", "snapshots")), sandbox.ValidateLabels("labels", labels)); err != nil {
+		return snap, err
 	}
-	defer settle()
-	if m.Snapshot == "" {
-		v, err := set.Create(ctx, s.newVolume(m.Name, size, m.Labels))
-		return answer(&covev1.CreateVolumeResponse{Volume: wire.Volume(v)}, err)
-	}
-	snap, release, err := s.useSnapshot(ctx, m.Snapshot)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	if snap.Kind != sandbox.DirectorySnapshot {
-		return nil, sandbox.InvalidField("snapshot", "'%s' is a %s snapshot; one of kind directory is accepted", nameOf(snap), snap.Kind)
-	}
-	v, err := set.CreateFrom(ctx, s.newVolume(m.Name, size, m.Labels), snap.Content)
-	return answer(&covev1.CreateVolumeResponse{Volume: wire.Volume(v)}, err)
-}
-
-func (s volumeService) Snapshot(ctx context.Context, r *connect.Request[covev1.SnapshotVolumeRequest]) (*connect.Response[covev1.SnapshotVolumeResponse], error) {
-	m := r.Msg
-	if err := sandbox.ValidateLabels("labels", m.Labels); err != nil {
-		return nil, err
-	}
-	if m.SnapshotName != "" {
-		if err := sandbox.ValidateSnapshotName("snapshot_name", m.SnapshotName); err != nil {
-			return nil, err
+	if snapshotName != "" {
+		if err := sandbox.ValidateSnapshotName("snapshot_name", snapshotName); err != nil {
+			return snap, err
 		}
 	}
-	out := &covev1.SnapshotVolumeResponse{}
 	if err := s.admitSnapshot(ctx); err != nil {
-		return nil, err
+		return snap, err
 	}
-	return answer(out, s.withVolume(ctx, "name", m.Name, func(set VolumeSet) error {
+	err = s.withVolume(ctx, "name", name, func(set node.Volumes, v sandbox.Volume) error {
 		end, err := s.content.begin(ctx)
 		if err != nil {
 			return err
 		}
 		defer end()
-		c, err := set.Snapshot(ctx, m.Name)
+		c, err := set.Snapshot(ctx, v.ID)
 		if err != nil {
-			if s.node.Litter() {
+			if s.littered(ctx) {
 				s.content.want()
 			}
 			return err
@@ -131,44 +82,53 @@ func (s volumeService) Snapshot(ctx context.Context, r *connect.Request[covev1.S
 		}
 		defer cancel()
 		// Of no sandbox: a root of its own.
-		snap := s.newSnapshot(sandbox.Sandbox{}, taking{kind: sandbox.DirectorySnapshot, path: "/", name: m.SnapshotName, labels: m.Labels}, c)
+		snap = s.newSnapshot(sandbox.Sandbox{}, taking{kind: sandbox.DirectorySnapshot, path: "/", name: snapshotName, labels: labels}, c)
 		if snap, err = s.store.CreateSnapshot(work, snap); err != nil {
 			s.letGo(c)
 			return err
 		}
-		out.Snapshot = wire.Snapshot(snap)
+		if err := s.node.Release(work, c); err != nil { // a delete of it soon frees nothing yet
+			s.log.Warn("the node holds content that is on record", "snapshot", snap.ID, "err", err)
+		}
 		return nil
-	}))
+	})
+	call.concerns("snapshot", snap.ID)
+	return snap, err
 }
 
-func (s volumeService) Get(ctx context.Context, r *connect.Request[covev1.GetVolumeRequest]) (*connect.Response[covev1.GetVolumeResponse], error) {
-	out := &covev1.GetVolumeResponse{}
-	return answer(out, s.withVolume(ctx, "name", r.Msg.Name, func(set VolumeSet) error {
-		v, err := set.Get(ctx, r.Msg.Name)
-		out.Volume = wire.Volume(v)
+// GetVolume finds a volume by its name or id.
+func (s *Server) GetVolume(ctx context.Context, name string) (v sandbox.Volume, err error) {
+	ctx, call, err := s.begin(ctx, "volume.get", about("name", name))
+	if err != nil {
+		return v, err
+	}
+	defer call.end(&err)
+	err = s.withVolume(ctx, "name", name, func(set node.Volumes, found sandbox.Volume) error {
+		v, err = describedOne(ctx, set, found)
 		return err
-	}))
+	})
+	return v, err
 }
 
-func (s volumeService) List(ctx context.Context, r *connect.Request[covev1.ListVolumesRequest]) (*connect.Response[covev1.ListVolumesResponse], error) {
-	if err := sandbox.ValidateLabels("labels", r.Msg.Labels); err != nil {
+// ListVolumes lists those that have the labels. It costs one query, and one look
+// at those it found.
+func (s *Server) ListVolumes(ctx context.Context, labels map[string]string) (vols []sandbox.Volume, err error) {
+	ctx, call, err := s.begin(ctx, "volume.list")
+	if err != nil {
+		return nil, err
+	}
+	defer call.end(&err)
+	if err := sandbox.ValidateLabels("labels", labels); err != nil {
 		return nil, err
 	}
 	set, err := s.volumes()
 	if err != nil {
 		return nil, err
 	}
-	vols, err := set.List(ctx)
-	if err != nil {
+	if vols, err = readyVolumes(ctx, s.store); err != nil {
 		return nil, err
 	}
-	out := &covev1.ListVolumesResponse{}
-	for _, v := range vols {
-		if hasAll(v.Labels, r.Msg.Labels) {
-			out.Volumes = append(out.Volumes, wire.Volume(v))
-		}
-	}
-	return connect.NewResponse(out), nil
+	return described(ctx, set, slices.DeleteFunc(vols, func(v sandbox.Volume) bool { return !hasAll(v.Labels, labels) }))
 }
 
 func hasAll(have, want map[string]string) bool {
@@ -180,152 +140,167 @@ func hasAll(have, want map[string]string) bool {
 	return true
 }
 
-func (s volumeService) Delete(ctx context.Context, r *connect.Request[covev1.DeleteVolumeRequest]) (*connect.Response[covev1.DeleteVolumeResponse], error) {
-	return answer(&covev1.DeleteVolumeResponse{}, s.withVolume(ctx, "name", r.Msg.Name, func(set VolumeSet) error {
-		return set.Delete(ctx, r.Msg.Name)
-	}))
-}
-
-func (s volumeService) Resize(ctx context.Context, r *connect.Request[covev1.ResizeVolumeRequest]) (*connect.Response[covev1.ResizeVolumeResponse], error) {
-	if err := sandbox.ValidateVolumeSize("size", r.Msg.Size); err != nil {
-		return nil, err
-	}
-	out := &covev1.ResizeVolumeResponse{}
-	return answer(out, s.withVolume(ctx, "name", r.Msg.Name, func(set VolumeSet) error {
-		old, err := set.Get(ctx, r.Msg.Name)
-		if err != nil {
-			return err
-		}
-		settle, err := s.admitVolume(ctx, r.Msg.Size-old.Size)
-		if err != nil {
-			return err
-		}
-		defer settle()
-		v, err := set.Resize(ctx, r.Msg.Name, r.Msg.Size)
-		out.Volume = wire.Volume(v)
+// DeleteVolume removes a volume that no sandbox holds.
+func (s *Server) DeleteVolume(ctx context.Context, name string) (err error) {
+	ctx, call, err := s.begin(ctx, "volume.delete", about("name", name))
+	if err != nil {
 		return err
-	}))
+	}
+	defer call.end(&err)
+	return s.withVolume(ctx, "name", name, func(set node.Volumes, v sandbox.Volume) error { return s.deleteVolume(ctx, set, v) })
 }
 
-// Clone makes a volume of the size of the one it is made of.
-func (s volumeService) Clone(ctx context.Context, r *connect.Request[covev1.CloneVolumeRequest]) (*connect.Response[covev1.CloneVolumeResponse], error) {
-	m := r.Msg
-	if err := firstError(sandbox.ValidateVolumeName("new_name", m.NewName), sandbox.ValidateLabels("labels", m.Labels)); err != nil {
-		return nil, err
+// ResizeVolume gives a volume another size.
+func (s *Server) ResizeVolume(ctx context.Context, name string, size int64) (v sandbox.Volume, err error) {
+	ctx, call, err := s.begin(ctx, "volume.resize", about("name", name))
+	if err != nil {
+		return v, err
 	}
-	out := &covev1.CloneVolumeResponse{}
-	return answer(out, s.withVolume(ctx, "name", m.Name, func(set VolumeSet) error {
-		from, err := set.Get(ctx, m.Name)
-		if err != nil {
-			return err
-		}
-		settle, err := s.admitVolume(ctx, from.Size)
-		if err != nil {
-			return err
-		}
-		defer settle()
-		to := s.newVolume(m.NewName, from.Size, m.Labels)
-		to.From = from.ID
-		v, err := set.Clone(ctx, m.Name, to)
-		out.Volume = wire.Volume(v)
+	defer call.end(&err)
+	if err := sandbox.ValidateVolumeSize("size", size); err != nil {
+		return v, err
+	}
+	err = s.withVolume(ctx, "name", name, func(set node.Volumes, found sandbox.Volume) error {
+		v, err = s.resizeVolume(ctx, set, found, size)
 		return err
-	}))
+	})
+	call.concerns("volume", v.ID)
+	return v, err
 }
 
-func (s volumeService) ListFiles(ctx context.Context, r *connect.Request[covev1.ListVolumeFilesRequest]) (*connect.Response[covev1.ListVolumeFilesResponse], error) {
-	m := r.Msg
-	path, depth := m.Path, int(m.Depth)
-	if path == "" {
-		path = "/"
+// CloneVolume makes a volume of the size and content of another.
+func (s *Server) CloneVolume(ctx context.Context, name, newName string, labels map[string]string) (v sandbox.Volume, err error) {
+	ctx, call, err := s.begin(ctx, "volume.clone", about("name", name), about("name", newName))
+	if err != nil {
+		return v, err
 	}
+	defer call.end(&err)
+	if err := firstError(sandbox.ValidateVolumeName("new_name", newName), sandbox.ValidateLabels("labels", labels)); err != nil {
+		return v, err
+	}
+	err = s.withVolume(ctx, "name", name, func(_ node.Volumes, from sandbox.Volume) error {
+		to := sandbox.Volume{Name: newName, Size: from.Size, Labels: maps.Clone(labels), From: from.ID}
+		v, err = s.makeVolume(ctx, to, func(set node.Volumes, id string) error { return set.Clone(ctx, from.ID, id) })
+		return err
+	})
+	call.concerns("volume", v.ID)
+	return v, err
+}
+
+// ListVolumeFiles lists what is below a directory of a volume.
+func (s *Server) ListVolumeFiles(ctx context.Context, name, path string, depth int) (files []sandbox.FileInfo, truncated bool, err error) {
+	ctx, call, err := s.begin(ctx, "volume.list_files", about("name", name))
+	if err != nil {
+		return nil, false, err
+	}
+	defer call.end(&err)
+	path = cmp.Or(path, "/")
 	if err := sandbox.ValidatePath("path", path); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if depth < 0 || depth > maxDepth {
-		return nil, sandbox.InvalidField("depth", "%d is not accepted; 1 to %d is, or 0 for 1", depth, maxDepth)
+		return nil, false, sandbox.InvalidField("depth", "%d is not accepted; 1 to %d is, or 0 for 1", depth, maxDepth)
 	}
-	if depth == 0 {
-		depth = 1
-	}
-	out := &covev1.ListVolumeFilesResponse{}
-	return answer(out, s.withVolume(ctx, "name", m.Name, func(set VolumeSet) error {
-		files, truncated, err := set.ListFiles(ctx, m.Name, path, depth)
-		for _, f := range files {
-			out.Files = append(out.Files, wire.FileInfo(f))
-		}
-		out.Truncated = truncated
+	err = s.withVolume(ctx, "name", name, func(set node.Volumes, v sandbox.Volume) error {
+		files, truncated, err = set.ListFiles(ctx, v.ID, path, cmp.Or(depth, 1))
 		return err
-	}))
+	})
+	return files, truncated, err
 }
 
-func (s volumeService) RemoveFile(ctx context.Context, r *connect.Request[covev1.RemoveVolumeFileRequest]) (*connect.Response[covev1.RemoveVolumeFileResponse], error) {
-	if err := sandbox.ValidatePath("path", r.Msg.Path); err != nil {
-		return nil, err
+// RemoveVolumeFile removes a file of a volume, or with recursive a directory.
+func (s *Server) RemoveVolumeFile(ctx context.Context, name, path string, recursive bool) (err error) {
+	ctx, call, err := s.begin(ctx, "volume.remove_file", about("name", name))
+	if err != nil {
+		return err
 	}
-	return answer(&covev1.RemoveVolumeFileResponse{}, s.withVolume(ctx, "name", r.Msg.Name, func(set VolumeSet) error {
-		return set.RemoveFile(ctx, r.Msg.Name, r.Msg.Path, r.Msg.Recursive)
-	}))
-}
-
-// getVolumeFile is GET /v1/volumes/{name}/files?path=P, and HEAD.
-func (s *Server) getVolumeFile(w http.ResponseWriter, r *http.Request) error {
-	name, path := r.PathValue("id"), r.URL.Query().Get("path")
+	defer call.end(&err)
 	if err := sandbox.ValidatePath("path", path); err != nil {
 		return err
 	}
-	return s.withVolume(r.Context(), "name", name, func(set VolumeSet) error {
-		body, info, err := set.ReadFile(r.Context(), name, path)
+	return s.withVolume(ctx, "name", name, func(set node.Volumes, v sandbox.Volume) error { return set.RemoveFile(ctx, v.ID, path, recursive) })
+}
+
+// DownloadVolumeFile sends a file of a volume; with headOnly only what it would be.
+func (s *Server) DownloadVolumeFile(ctx context.Context, name, path string, headOnly bool, to Sending) (err error) {
+	ctx, call, err := s.begin(ctx, "volume.download", about("id", name))
+	if err != nil {
+		return err
+	}
+	defer call.end(&err)
+	if err := sandbox.ValidatePath("path", path); err != nil {
+		return err
+	}
+	return s.withVolume(ctx, "name", name, func(set node.Volumes, v sandbox.Volume) error {
+		body, info, err := set.ReadFile(ctx, v.ID, path)
 		if err != nil {
 			return err
 		}
 		defer body.Close()
-		h := w.Header()
-		h.Set("Content-Type", "application/octet-stream")
-		h.Set("Content-Length", strconv.FormatInt(info.Size, 10))
-		if !info.ModTime.IsZero() {
-			h.Set("Last-Modified", info.ModTime.UTC().Format(http.TimeFormat))
-		}
-		if r.Method == http.MethodHead {
+		w := to(FileContent{Info: info, Length: info.Size})
+		if headOnly {
 			return nil
 		}
 		n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(body, info.Size)}, make([]byte, copyBuffer))
-		if err != nil || n != info.Size { // the file shrank or the disk failed: no client takes this for a whole file
-			s.log.Debug("a download from a volume broke off", "volume", name, "sent", n, "err", err)
-			panic(http.ErrAbortHandler)
+		if err != nil || n != info.Size { // the file shrank, the disk failed, or the reader left
+			return &sandbox.Error{Class: sandbox.Canceled, Msg: "the file broke off after " + sandbox.FormatSize(n), Err: err}
 		}
 		return nil
 	})
 }
 
-// putVolumeFile is PUT /v1/volumes/{name}/files?path=P&mode=0644.
-func (s *Server) putVolumeFile(w http.ResponseWriter, r *http.Request) error {
-	q := r.URL.Query()
-	name, path := r.PathValue("id"), q.Get("path")
-	var mode uint32
-	if err := firstError(sandbox.ValidatePath("path", path), queryMode(q, &mode)); err != nil {
-		return err
-	}
-	body, err := s.body(w, r, s.cfg.MaxUpload)
+// VolumeUpload is what is put at a path of a volume: a file with its content, a
+// directory, or nothing but another owner and mode.
+type VolumeUpload struct {
+	Path      string
+	As        sandbox.VolumeFile
+	Content   *Upload // nil = the file that is there keeps its own
+	Directory bool    // which has no content
+	Parents   bool    // of a directory are made too, and one that is there is well; those of a file always are
+}
+
+// UploadVolumeFile puts something into a volume.
+func (s *Server) UploadVolumeFile(ctx context.Context, name string, u VolumeUpload) (info sandbox.FileInfo, err error) {
+	ctx, call, err := s.begin(ctx, "volume.upload", about("id", name))
 	if err != nil {
-		return err
+		return info, err
 	}
-	var info sandbox.FileInfo
-	err = s.withVolume(r.Context(), "name", name, func(set VolumeSet) error {
-		var err error
-		info, err = set.WriteFile(r.Context(), name, path, body, mode)
+	defer call.end(&err)
+	if err := firstError(sandbox.ValidatePath("path", u.Path), validVolumeFile(u.As)); err != nil {
+		return info, err
+	}
+	if u.Directory || u.Content == nil {
+		err = s.withVolume(ctx, "name", name, func(set node.Volumes, v sandbox.Volume) error {
+			if u.Directory {
+				info, err = set.MakeDirectory(ctx, v.ID, u.Path, u.Parents, u.As)
+			} else {
+				info, err = set.ChangeFile(ctx, v.ID, u.Path, u.As)
+			}
+			return err
+		})
+		return info, err
+	}
+	body, err := boundedUpload(*u.Content, s.cfg.MaxUpload)
+	if err != nil {
+		return info, err
+	}
+	err = s.withVolume(ctx, "name", name, func(set node.Volumes, v sandbox.Volume) error {
+		info, err = set.WriteFile(ctx, v.ID, u.Path, body, u.As)
 		return err
 	})
-	if body.err != nil {
-		err = body.err // the volume saw only that its content broke off
+	return info, body.or(err)
+}
+
+func validVolumeFile(f sandbox.VolumeFile) error {
+	if f.Mode != nil {
+		if err := validMode(*f.Mode); err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		return err
+	for field, id := range map[string]*uint32{"uid": f.UID, "gid": f.GID} {
+		if id != nil && *id > math.MaxInt32 {
+			return sandbox.InvalidField(field, "%d is not accepted; 0 to %d is", *id, math.MaxInt32)
+		}
 	}
-	b, err := protojson.Marshal(wire.FileInfo(info))
-	if err != nil {
-		return err
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(append(b, '\n'))
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,23 +19,44 @@ import (
 
 	"connectrpc.com/connect"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
-	"github.com/cove-sandbox/cove/cas"
-	"github.com/cove-sandbox/cove/egress/tape"
+	"github.com/cove-sandbox/cove/internal/seal"
+	"github.com/cove-sandbox/cove/node/agent/agenttest"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 	"github.com/cove-sandbox/cove/store/sqlite"
 	"github.com/cove-sandbox/cove/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// The tests write to memory: nearly all of what they take on a disk is its syncs.
+func TestMain(m *testing.M) {
+	if err := unix.Access("/dev/shm", unix.W_OK); err == nil && os.Getenv("TMPDIR") == "" {
+		os.Setenv("TMPDIR", "/dev/shm")
+	}
+	goleak.VerifyTestMain(m)
+}
 
-// world is a server on a fake node and a real store, with a client.
+// What speaks Cove's own dialect in tests of this package; native_test.go sets them,
+// because native imports this package.
+var (
+	nativeHandler    func(*Server, *slog.Logger) http.Handler
+	nativeHTTPServer func(http.Handler) *http.Server
+	nativeRoutes     func(*Server) map[string]Operation
+	nativeProcedures map[string]Operation
+)
+
+// SpeakNative has the tests of this package go through a dialect.
+func SpeakNative(handler func(*Server, *slog.Logger) http.Handler, web func(http.Handler) *http.Server, routes func(*Server) map[string]Operation, procedures map[string]Operation) {
+	nativeHandler, nativeHTTPServer, nativeRoutes, nativeProcedures = handler, web, routes, procedures
+}
+
+// world is a server on a double of a node and a real store, with a client.
 type world struct {
 	testing.TB
 	dir    string // of the database
-	node   *fakeNode
+	node   *double
 	store  *faultyStore
 	server *Server
 	client *wire.Client
@@ -42,6 +64,15 @@ type world struct {
 	secret string
 	log    *syncBuffer
 	onCall func(context.Context) // sees the context of each Connect call; set before the call
+}
+
+// afterAll calls f when ctx is done and all that was derived of it has been told:
+// the lock that Cause takes is held until then. AfterFunc alone may come first.
+func afterAll(ctx context.Context, f func()) {
+	context.AfterFunc(ctx, func() {
+		_ = context.Cause(ctx)
+		f()
+	})
 }
 
 // faultyStore fails the methods a test names.
@@ -131,6 +162,16 @@ func (f *faultyStore) GetImage(ctx context.Context, name string) (sandbox.Image,
 	return f.Store.GetImage(ctx, name)
 }
 
+func (f *faultyStore) PutPosition(ctx context.Context, shipment string, p sandbox.ShipmentPosition) error {
+	if err := f.err("PutPosition"); err != nil && (p.Pending == 0) {
+		return err
+	}
+	if err := f.err("PutPending"); err != nil && p.Pending != 0 {
+		return err
+	}
+	return f.Store.PutPosition(ctx, shipment, p)
+}
+
 func (f *faultyStore) KeyByHash(ctx context.Context, hash []byte) (store.Key, error) {
 	f.keys.Add(1)
 	k, err := f.Store.KeyByHash(ctx, hash)
@@ -177,12 +218,8 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Close() })
-	w := &world{TB: t, dir: dir, node: newFakeNode(), store: &faultyStore{Store: st, fail: map[string]error{}}, log: &syncBuffer{}}
-	if w.node.recordings, err = tape.OpenLibrary(tape.Config{Dir: t.TempDir()}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = w.node.recordings.Close() })
-	cfg := Config{Store: w.store, Node: w.node, Version: "test", SecretKeys: cas.NewKeyring(cas.NewKey()),
+	w := &world{TB: t, dir: dir, node: newDouble(t), store: &faultyStore{Store: st, fail: map[string]error{}}, log: &syncBuffer{}}
+	cfg := Config{Store: w.store, Node: w.node, Version: "test", SecretKeys: seal.NewKeyring(seal.NewKey()),
 		Logger: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	for _, f := range change {
 		f(&cfg)
@@ -190,7 +227,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	if w.server, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.server.PublishImage(t.Context(), w.node.lib.add("base"), "base"); err != nil {
+	if _, err := w.server.PublishImage(t.Context(), agenttest.Image, "base"); err != nil {
 		t.Fatal(err)
 	}
 	var created bool
@@ -205,11 +242,12 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	web := HTTPServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	api := nativeHandler(w.server, cfg.Logger)
+	web := nativeHTTPServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if w.onCall != nil {
 			w.onCall(r.Context())
 		}
-		w.server.Handler().ServeHTTP(rw, r)
+		api.ServeHTTP(rw, r)
 	}))
 	web.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	wg.Go(func() { _ = web.Serve(l) })
@@ -225,10 +263,8 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 		_ = web.Close()
 		cancel()
 		wg.Wait()
-		w.node.mu.Lock()
-		defer w.node.mu.Unlock()
-		if w.node.held != 0 {
-			t.Errorf("%d guests were not released", w.node.held)
+		if c := w.node.saw(); c.held+c.holds != 0 {
+			t.Errorf("%d calls are not over, %d holds not released", c.held, c.holds)
 		}
 	})
 	return w
@@ -274,7 +310,11 @@ func (w *world) start(id, execID, command string) *connect.ServerStreamForClient
 		w.Fatal(err)
 	}
 	w.Cleanup(func() { _ = s.Close() })
-	if !s.Receive() || s.Msg().GetStarted() == nil {
+	ok := s.Receive()
+	for ok && s.Msg().GetKeepAlive() != nil { // a start may take longer than a stream is quiet for
+		ok = s.Receive()
+	}
+	if !ok || s.Msg().GetStarted() == nil {
 		w.Fatalf("no start: %v, %v", s.Msg(), s.Err())
 	}
 	return s
@@ -348,6 +388,37 @@ func all[T any](t *testing.T, list func(context.Context) ([]T, error)) []T {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// small is what a sandbox asks for at least.
+var small = sandbox.Spec{Image: "base"}.WithDefaults(sandbox.StandardDefaults())
+
+// place puts a sandbox on the node, in its episode, behind the server's back.
+func (w *world) place(sb sandbox.Sandbox) {
+	w.Helper()
+	_, err := w.node.Machine.Create(w.Context(), sb, agenttest.Image)
+	for range sb.Episode - 1 {
+		if err == nil {
+			_, _, err = w.node.Machine.Reset(w.Context(), sb.ID)
+		}
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// die ends a sandbox, as its kernel would or the node.
+func (w *world) die(id string, cause sandbox.Cause) {
+	w.Helper()
+	switch cause {
+	case sandbox.OOM, sandbox.InitKilled, sandbox.Infra:
+		w.node.die(id, cause)
+	default:
+		if err := w.node.Kill(w.Context(), id, sandbox.End{Cause: cause}); err != nil {
+			w.Fatal(err)
+		}
+		w.server.ends.poke() // a node tells of what it ended by itself
+	}
 }
 
 // records is every sandbox in the store, ended ones too.

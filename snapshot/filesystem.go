@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sync/errgroup"
 
@@ -389,7 +388,7 @@ func asError(op string, err error) error {
 			err = se // of several errors the first that has a class
 		}
 		return sandbox.WithOp(op, err)
-	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
+	case sandbox.NoSpace(err):
 		return (&sandbox.Error{Class: sandbox.DiskFull, Op: op, Err: err}).WithHint("free space on the file system it names")
 	case errors.Is(err, context.DeadlineExceeded):
 		return &sandbox.Error{Class: sandbox.DeadlineReached, Op: op, Err: err}

@@ -41,7 +41,23 @@ func (m Memory) workers() int {
 // PackDir stores the named files of a directory, which nobody writes meanwhile.
 // Chunks of zeros take no space.
 func (m Memory) PackDir(ctx context.Context, store cas.Store, dir string, files []string) (Manifest, error) {
+	return m.PackSince(ctx, store, dir, files, nil)
+}
+
+// Since is a file whose beginning is that of an earlier snapshot.
+type Since struct {
+	ID   cas.ID // of that snapshot
+	Name string // of the file, in both
+	Size int64  // of the earlier one's; what is in the directory follows it
+}
+
+// PackSince is PackDir of a file of which only the end is there.
+func (m Memory) PackSince(ctx context.Context, store cas.Store, dir string, files []string, since *Since) (Manifest, error) {
 	const op = "snapshot.pack"
+	before, err := since.load(ctx, store)
+	if err != nil {
+		return Manifest{}, asError(op, err)
+	}
 	batch, err := cas.Begin(store)
 	if err != nil {
 		return Manifest{}, asError(op, err)
@@ -53,7 +69,7 @@ func (m Memory) PackDir(ctx context.Context, store cas.Store, dir string, files 
 	}
 	defer root.Close()
 	p := newPacker(batch)
-	c, err := m.pack(ctx, p, root, slices.Sorted(slices.Values(files)))
+	c, err := m.pack(ctx, p, root, slices.Sorted(slices.Values(files)), before)
 	if err != nil {
 		return Manifest{}, asError(op, err)
 	}
@@ -66,7 +82,7 @@ func (m Memory) PackDir(ctx context.Context, store cas.Store, dir string, files 
 // thirds of the server's CPU, and what all of them waited for.
 var chunkBuffers = sync.Pool{New: func() any { return new([chunkSize]byte) }}
 
-func (m Memory) pack(ctx context.Context, p *packer, root *os.Root, names []string) (*content, error) {
+func (m Memory) pack(ctx context.Context, p *packer, root *os.Root, names []string, before *before) (*content, error) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(m.workers())
 	var opts []cas.PutOption
@@ -86,10 +102,16 @@ func (m Memory) pack(ctx context.Context, p *packer, root *os.Root, names []stri
 			}
 			defer f.Close() // after the workers: g.Wait is below, in here
 			size := st.Size()
+			var shared []cas.Info // chunks that are as they were
+			var all io.ReaderAt = f
+			if before != nil && before.name == name {
+				size += before.size
+				shared, all = before.chunks, before.followed(f)
+			}
 			c.files = append(c.files, memoryFile{name: name, mode: uint32(st.Mode().Perm()), size: size})
 			chunks := make([]cas.Info, (size+chunkSize-1)/chunkSize)
 			infos = append(infos, chunks)
-			for j := range chunks {
+			for j := copy(chunks, shared); j < len(chunks); j++ {
 				if ctx.Err() != nil {
 					break
 				}
@@ -98,7 +120,7 @@ func (m Memory) pack(ctx context.Context, p *packer, root *os.Root, names []stri
 					defer chunkBuffers.Put(buf)
 					off := int64(j) * chunkSize
 					chunk := buf[:min(chunkSize, size-off)]
-					if _, err := f.ReadAt(chunk, off); err != nil {
+					if _, err := all.ReadAt(chunk, off); err != nil {
 						return fmt.Errorf("%s: %w", name, err)
 					}
 					if allZero(chunk) {

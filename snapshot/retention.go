@@ -69,6 +69,9 @@ type held struct {
 // Bytes that all of them take.
 func (h *Holding) Bytes() int64 { return h.bytes }
 
+// Len is the number of blobs.
+func (h *Holding) Len() int { return len(h.held) }
+
 // Has says whether a blob is among them.
 func (h *Holding) Has(b Blob) bool { return h.held[b.Sum].by > 0 }
 
@@ -88,12 +91,14 @@ func (h *Holding) Add(blobs []Blob) {
 	}
 }
 
-// drop takes one out that was added.
-func (h *Holding) drop(blobs []Blob) {
+// Drop takes one out that was added.
+func (h *Holding) Drop(blobs []Blob) {
 	for _, b := range blobs {
 		was := h.held[b.Sum]
 		if was.by--; was.by == 0 {
 			h.bytes -= was.stored
+			delete(h.held, b.Sum)
+			continue
 		}
 		h.held[b.Sum] = was
 	}
@@ -139,7 +144,7 @@ func Decide(rules Rules, snaps []Snap, now time.Time) []Removal {
 			// Also where it frees nothing yet: it may share with the next to go.
 			why[i] = OverBudget
 			order = append(order, i)
-			left.drop(s.Blobs)
+			left.Drop(s.Blobs)
 		}
 	}
 	var out []Removal
@@ -158,7 +163,7 @@ func Decide(rules Rules, snaps []Snap, now time.Time) []Removal {
 			r.Detail = "no rule keeps it"
 		}
 		r.Frees = all.bytes
-		all.drop(s.Blobs)
+		all.Drop(s.Blobs)
 		r.Frees -= all.bytes
 		out = append(out, r)
 	}

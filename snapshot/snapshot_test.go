@@ -19,13 +19,14 @@ import (
 	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cas/castest"
 	"github.com/cove-sandbox/cove/cas/local"
+	"github.com/cove-sandbox/cove/internal/seal"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
 func newStore(t testing.TB) (*local.Store, string) {
 	t.Helper()
 	dir := t.TempDir()
-	s, err := local.Open(dir, local.Options{Keys: cas.NewKeyring([32]byte{7})})
+	s, err := local.Open(dir, local.Options{Keys: seal.NewKeyring([32]byte{7})})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,12 +1,11 @@
 package snapshot
 
 import (
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/rand"
-	"encoding/binary"
 	"io"
 	"os"
+
+	"github.com/cove-sandbox/cove/internal/seal"
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // spoolMemory is how much of the small files of a tree is kept in memory while
@@ -22,7 +21,7 @@ type spool struct {
 	memory []byte
 	file   *os.File
 	end    int64
-	aead   cipher.AEAD
+	frames *seal.Frames
 	count  uint64
 }
 
@@ -30,7 +29,7 @@ type spool struct {
 type spooled struct {
 	at     int64 // in memory, or in the file
 	size   int
-	number uint64 // 0: in memory; else its nonce
+	number uint64 // 0: in memory; else of its frame
 }
 
 func (s *spool) put(p []byte) (spooled, error) {
@@ -45,7 +44,7 @@ func (s *spool) put(p []byte) (spooled, error) {
 		}
 	}
 	s.count++
-	sealed := s.aead.Seal(nil, s.nonce(s.count), p, nil)
+	sealed := s.frames.Seal(nil, s.count, false, p, nil)
 	if _, err := s.file.WriteAt(sealed, s.end); err != nil {
 		return spooled{}, err
 	}
@@ -55,15 +54,7 @@ func (s *spool) put(p []byte) (spooled, error) {
 }
 
 func (s *spool) openFile() error {
-	var key [32]byte
-	rand.Read(key[:])
-	block, err := aes.NewCipher(key[:])
-	if err != nil {
-		return err
-	}
-	if s.aead, err = cipher.NewGCM(block); err != nil {
-		return err
-	}
+	s.frames = seal.NewFrames(seal.NewKey(), nil, "cove spool")
 	f, err := os.CreateTemp(s.dir, "cove-spool-")
 	if err != nil {
 		return err
@@ -76,19 +67,19 @@ func (s *spool) openFile() error {
 	return nil
 }
 
-func (s *spool) nonce(number uint64) []byte {
-	return binary.BigEndian.AppendUint64(make([]byte, 4, 12), number)
-}
-
 func (s *spool) get(c spooled) ([]byte, error) {
 	if c.number == 0 {
 		return s.memory[c.at:][:c.size], nil
 	}
-	sealed := make([]byte, c.size+s.aead.Overhead())
+	sealed := make([]byte, c.size+seal.TagSize)
 	if _, err := s.file.ReadAt(sealed, c.at); err != nil {
 		return nil, err
 	}
-	return s.aead.Open(sealed[:0], s.nonce(c.number), sealed, nil)
+	p, ok := s.frames.Open(sealed[:0], c.number, false, sealed, nil)
+	if !ok {
+		return nil, sandbox.Errorf(sandbox.Corrupt, "", "a temporary file in %s was changed", s.dir)
+	}
+	return p, nil
 }
 
 func (s *spool) close() error {

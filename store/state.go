@@ -76,6 +76,10 @@ type Templates interface {
 	// ListTemplates lists all versions of a name, newest first, or with name ""
 	// the newest of each, by name.
 	ListTemplates(ctx context.Context, name string) ([]sandbox.Template, error)
+	// TagTemplate has a version carry tags, and no other version of its name;
+	// version 0: none carries them any more. NotFound where there is no such version,
+	// or with 0 no such name.
+	TagTemplate(ctx context.Context, name string, version int64, tags []string) error
 	// DeleteTemplate forgets a version, or with 0 all of them, with their
 	// snapshots, and returns them newest first.
 	DeleteTemplate(ctx context.Context, name string, version int64) ([]sandbox.Template, error)

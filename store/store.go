@@ -1,6 +1,7 @@
 // Package store is the contract of Cove's durable record: sandboxes and their
-// ends, snapshots and templates, images' names, secrets, logins to registries, leases, API keys and idempotency keys. Package storetest holds
-// the suite every implementation passes; sqlite is the default one.
+// ends, snapshots and templates, volumes and recordings, images' names, secrets,
+// logins to registries, leases, runs, shipments, API keys and idempotency keys. Package storetest
+// holds the suite every implementation passes; sqlite is the default one.
 //
 // A method that changes something returns only when the change is durable.
 // Errors are *sandbox.Error: a missing thing is sandbox.ErrNotFound (an image
@@ -30,6 +31,12 @@ type Store interface {
 	Secrets
 	Logins
 	Leases
+	Runs
+	Shipments
+	Volumes
+	Recordings
+	Builds
+	Grades
 	Close() error
 }
 
@@ -82,6 +89,7 @@ type Idempotency struct {
 type Filter struct {
 	Labels    map[string]string // all must match
 	States    []sandbox.State   // nil = every state but ended
+	Run       string            // id of a run; "" = any, and those of none
 	PageSize  int               // 0 = 100
 	PageToken string            // opaque; from the page before
 }
@@ -93,8 +101,18 @@ type Filter struct {
 type Images interface {
 	// PutImage records an image and points name at it. A name moves when it
 	// is put again; with name "" the image is recorded and nothing points at
-	// it. An image put again is recorded as last given. img.Names is ignored.
+	// it. An image put again is recorded as last given; where it came from and
+	// when is so for the scope alone that put it, and who put none sees the
+	// installation's. img.Names is ignored.
 	PutImage(ctx context.Context, img sandbox.Image, name string) error
+	// PutImageWithin is PutImage for a tenant that may hold most bytes of images,
+	// as ImageBytes counts them: sandbox.ErrQuotaExceeded if it would have more
+	// and is not on its way down. 0 is no bound.
+	PutImageWithin(ctx context.Context, img sandbox.Image, name string, most int64) error
+	// ImageBytes is what the names of the tenant in scope stand for and what its
+	// live sandboxes and snapshots keep, each content once. Of the latter what has
+	// one of everybody's names counts for nobody, nor what was made of snapshots.
+	ImageBytes(ctx context.Context) (int64, error)
 	// GetImage finds by exact name or by id; the id wins.
 	GetImage(ctx context.Context, nameOrID string) (sandbox.Image, error)
 	// ListImages lists newest first (CreatedAt, then ID), Names sorted.

@@ -55,8 +55,8 @@ type Tenants interface {
 	ListTenants(ctx context.Context) ([]sandbox.Tenant, error) // by name
 	SetQuota(ctx context.Context, id string, q sandbox.Quota) (sandbox.Tenant, error)
 	// DeleteTenant forgets a tenant with its keys, secrets, names of images and ended
-	// sandboxes. While it has live sandboxes, snapshots or templates it is
-	// sandbox.ErrPrecondition, which says what is left. The default one stays.
+	// sandboxes. While it has live sandboxes, snapshots, templates, volumes or
+	// recordings it is sandbox.ErrPrecondition, which says what is left. The default one stays.
 	DeleteTenant(ctx context.Context, id string) error
 	// SnapshotContents is the manifests that snapshots in scope need, hidden ones
 	// too, each with the most that one of them added to the content store.

@@ -49,13 +49,13 @@ func (v *volume) holdersLocked() holders {
 // mount into its sandbox. Again, with the same mode, it does nothing. A mode
 // that does not go with the holders there are is refused with
 // sandbox.ErrPrecondition, which names them.
-func (s *Set) Attach(ctx context.Context, ref, holder string, mode Mode) (hostdir string, err error) {
+func (s *Set) Attach(ctx context.Context, id, holder string, mode Mode) (hostdir string, err error) {
 	const op = "volume.attach"
 	if holder == "" {
 		return "", sandbox.InvalidField("holder", "must not be empty")
 	}
 	s.mu.Lock()
-	v, err := s.findLocked(op, ref)
+	v, err := s.findLocked(op, id)
 	if err != nil {
 		s.mu.Unlock()
 		return "", err
@@ -89,7 +89,7 @@ func (v *volume) admitLocked(op, holder string, mode Mode) error {
 	}
 	if had, ok := v.holders[holder]; ok {
 		if had != mode {
-			return sandbox.Errorf(sandbox.Precondition, op, "%s has volume %s attached %s", holder, v.rec.Name, had).
+			return sandbox.Errorf(sandbox.Precondition, op, "%s has the volume attached %s", holder, had).
 				WithHint("mount a volume once in a sandbox")
 		}
 		return nil
@@ -104,14 +104,14 @@ func (v *volume) admitLocked(op, holder string, mode Mode) error {
 		return nil
 	}
 	hint := "a volume is a sandbox's until that ends; volumes for many writers are mounted by all of them with mode shared, for readers with ro"
-	return sandbox.Errorf(sandbox.Precondition, op, "volume %s cannot be attached %s: it is attached to %s", v.rec.Name, mode, against).WithHint("%s", hint)
+	return sandbox.Errorf(sandbox.Precondition, op, "the volume cannot be attached %s: it is attached to %s", mode, against).WithHint("%s", hint)
 }
 
 // Detach takes a volume from a holder. One that does not have it is no error:
 // a detach may be repeated. The holder's processes must be gone.
-func (s *Set) Detach(_ context.Context, ref, holder string) error {
+func (s *Set) Detach(_ context.Context, id, holder string) error {
 	s.mu.Lock()
-	v, err := s.findLocked("volume.detach", ref)
+	v, err := s.findLocked("volume.detach", id)
 	if err != nil {
 		s.mu.Unlock()
 		return err
@@ -123,11 +123,11 @@ func (s *Set) Detach(_ context.Context, ref, holder string) error {
 	return nil
 }
 
-// Holders says who has a volume attached, by name.
-func (s *Set) Holders(_ context.Context, ref string) ([]Holder, error) {
+// Holders says who has a volume attached.
+func (s *Set) Holders(_ context.Context, id string) ([]Holder, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v, err := s.findLocked("volume.holders", ref)
+	v, err := s.findLocked("volume.holders", id)
 	if err != nil {
 		return nil, err
 	}

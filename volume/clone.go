@@ -18,13 +18,13 @@ import (
 // blocks (XFS, btrfs), and else as long as memory takes to copy. What
 // programs inside had not written by then is not in it: as after a power cut,
 // with the disk intact.
-func (s *Set) Clone(ctx context.Context, from, name string) (Volume, error) {
+func (s *Set) Clone(ctx context.Context, from, id string) (Volume, error) {
 	const op = "volume.clone"
 	src, err := s.Get(ctx, from)
 	if err != nil {
 		return Volume{}, sandbox.WithOp(op, err)
 	}
-	v, err := s.make(ctx, op, name, src.ID, src.Size, func(tmp string, size int64) error {
+	v, err := s.make(ctx, op, id, src.Size, func(tmp string, size int64) error {
 		return s.copyTo(ctx, src.ID, tmp, size)
 	})
 	if err != nil {
@@ -54,7 +54,7 @@ func (s *Set) copyTo(ctx context.Context, id, tmp string, size int64) (err error
 	rec := v.rec
 	s.mu.Unlock()
 	if rec.Made != size {
-		return sandbox.Errorf(sandbox.Conflict, op, "volume %s is being resized", rec.Name).WithHint("try again")
+		return sandbox.Errorf(sandbox.Conflict, op, "the volume is being resized").WithHint("try again")
 	}
 	src, err := os.Open(s.image(id))
 	if err != nil {

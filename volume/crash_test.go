@@ -106,12 +106,12 @@ func checkLife(t *testing.T, dir string, acks []string) {
 	}
 	have := map[string]Volume{}
 	for _, v := range vs {
-		have[v.Name] = v
+		have[v.ID] = v
 		if out, err := exec.Command("e2fsck", "-fn", s.image(v.ID)).CombinedOutput(); err != nil {
-			t.Errorf("volume %s: %v\n%s", v.Name, err, out)
+			t.Errorf("volume %s: %v\n%s", v.ID, err, out)
 		}
 		if ents := names(t, filepath.Join(dir, "v")); !slices.Contains(ents, v.ID+".img") {
-			t.Errorf("volume %s has no image", v.Name)
+			t.Errorf("volume %s has no image", v.ID)
 		}
 	}
 	for _, c := range []struct{ made, name, deleted string }{
@@ -295,7 +295,7 @@ func testFault(t *testing.T, n int) {
 	checkFiles(t, again)
 	for _, v := range mustList(t, again) {
 		if out, err := exec.Command("e2fsck", "-fn", again.image(v.ID)).CombinedOutput(); err != nil {
-			t.Errorf("volume %s: %v\n%s", v.Name, err, out)
+			t.Errorf("volume %s: %v\n%s", v.ID, err, out)
 		}
 	}
 	if t.Failed() {
@@ -373,7 +373,7 @@ func TestRecoverHeld(t *testing.T) {
 func TestCorruptRecord(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir, Options{})
-	v := create(t, s, "v", 16*mib)
+	v := create(t, s, "v1", 16*mib)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -382,14 +382,14 @@ func TestCorruptRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, bad := range []string{"", "{", `{"version":1}`, strings.Replace(string(good), v.ID, "other", 1)} {
+	for _, bad := range []string{"", "{", `{"version":1}`, strings.Replace(string(good), `"version":2`, `"version":1`, 1), strings.Replace(string(good), v.ID, "other", 1)} {
 		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, err := Open(t.Context(), dir, Options{})
 		expectClass(t, bad, err, "corrupt")
 	}
-	if err := os.WriteFile(path, []byte(strings.Replace(string(good), `"version":1`, `"version":2`, 1)), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(strings.Replace(string(good), `"version":2`, `"version":3`, 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, err = Open(t.Context(), dir, Options{})

@@ -10,10 +10,10 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -35,14 +35,14 @@ func e2fs(name string) (string, error) {
 	return "", fmt.Errorf("%s: %w", name, exec.ErrNotFound)
 }
 
-// newID is 16 characters of [a-z2-7].
+// newID is 16 characters of [a-z2-7], for a temporary name.
 func newID() string { return strings.ToLower(rand.Text()[:16]) }
 
-// Create makes an empty volume. Its root belongs to root and is everybody's to
+// Create makes an empty volume under an id that the caller chose. Its root belongs to root and is everybody's to
 // write: who is in a sandbox that has it for writing may.
-func (s *Set) Create(ctx context.Context, name string, size int64) (Volume, error) {
+func (s *Set) Create(ctx context.Context, id string, size int64) (Volume, error) {
 	const op = "volume.create"
-	v, err := s.make(ctx, op, name, "", size, func(tmp string, size int64) error { return s.newImage(ctx, tmp, size) })
+	v, err := s.make(ctx, op, id, size, func(tmp string, size int64) error { return s.newImage(ctx, tmp, size) })
 	if err != nil {
 		return Volume{}, fail(op, err)
 	}
@@ -50,15 +50,15 @@ func (s *Set) Create(ctx context.Context, name string, size int64) (Volume, erro
 }
 
 // make makes a volume with an image that fill leaves, synced, at tmp.
-func (s *Set) make(ctx context.Context, op, name, from string, size int64, fill func(tmp string, size int64) error) (_ Volume, err error) {
-	if !validName.MatchString(name) {
-		return Volume{}, sandbox.InvalidField("name", "%q must match %s", name, validName)
+func (s *Set) make(ctx context.Context, op, id string, size int64, fill func(tmp string, size int64) error) (_ Volume, err error) {
+	if !validID.MatchString(id) {
+		return Volume{}, sandbox.InvalidField("id", "%q must match %s", id, validID)
 	}
 	if err := sandbox.ValidateVolumeSize("size", size); err != nil {
 		return Volume{}, err
 	}
-	size = (size + grain - 1) / grain * grain
-	rec := record{Version: recordVersion, ID: newID(), Name: name, Size: size, Made: size, Created: time.Now().UTC(), From: from}
+	size = sandbox.RoundVolumeSize(size)
+	rec := record{Version: recordVersion, ID: id, Size: size, Made: size}
 	if err := s.claim(op, rec); err != nil {
 		return Volume{}, err
 	}
@@ -71,7 +71,6 @@ func (s *Set) make(ctx context.Context, op, name, from string, size int64, fill 
 		err = errors.Join(err, remove(tmp), remove(s.image(rec.ID)))
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.names, name)
 		delete(s.volumes, rec.ID)
 	}()
 	if err := fill(tmp, size); err != nil {
@@ -83,7 +82,7 @@ func (s *Set) make(ctx context.Context, op, name, from string, size int64, fill 
 	if err := s.at("publish"); err != nil {
 		return Volume{}, err
 	}
-	if err := publish(tmp, s.image(rec.ID)); err != nil {
+	if err := durable.Rename(tmp, s.image(rec.ID)); err != nil {
 		return Volume{}, err
 	}
 	if err := s.write(rec); err != nil {
@@ -98,22 +97,22 @@ func (s *Set) make(ctx context.Context, op, name, from string, size int64, fill 
 	return s.describeLocked(v), nil
 }
 
-// claim takes the name and the room. The volume is there but dead until made.
+// claim takes the id and the room. The volume is there but dead until made.
 func (s *Set) claim(op string, rec record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return sandbox.Errorf(sandbox.Unavailable, op, "the volumes are closed")
 	}
-	if id, taken := s.names[rec.Name]; taken {
-		return sandbox.Errorf(sandbox.AlreadyExists, op, "volume %s has the name %q", id, rec.Name)
+	if s.volumes[rec.ID] != nil {
+		return sandbox.Errorf(sandbox.AlreadyExists, op, "there is a volume %q already", rec.ID)
 	}
 	if err := s.roomLocked(op, rec.Size); err != nil {
 		return err
 	}
 	v := newVolume(rec)
 	v.dead = true
-	s.volumes[rec.ID], s.names[rec.Name] = v, rec.ID
+	s.volumes[rec.ID] = v
 	return nil
 }
 
@@ -204,11 +203,11 @@ func runLocked(cmd *exec.Cmd) ([]byte, error) {
 // Resize grows a volume. While it is attached that takes CAP_SYS_RESOURCE,
 // which a server in a container may lack: then it is refused with
 // sandbox.ErrPrecondition until those who have it ended.
-func (s *Set) Resize(ctx context.Context, ref string, size int64) (Volume, error) {
+func (s *Set) Resize(ctx context.Context, id string, size int64) (Volume, error) {
 	const op = "volume.resize"
-	size = (size + grain - 1) / grain * grain
+	size = sandbox.RoundVolumeSize(size)
 	s.mu.Lock()
-	v, err := s.findLocked(op, ref)
+	v, err := s.findLocked(op, id)
 	s.mu.Unlock()
 	if err != nil {
 		return Volume{}, err
@@ -267,10 +266,10 @@ func (s *Set) grow(op string, v *volume, size int64) (record, error) {
 }
 
 // Delete removes a volume that nobody holds.
-func (s *Set) Delete(ctx context.Context, ref string) error {
+func (s *Set) Delete(ctx context.Context, id string) error {
 	const op = "volume.delete"
 	s.mu.Lock()
-	v, err := s.findLocked(op, ref)
+	v, err := s.findLocked(op, id)
 	s.mu.Unlock()
 	if err != nil {
 		return err
@@ -283,12 +282,12 @@ func (s *Set) Delete(ctx context.Context, ref string) error {
 	s.mu.Lock()
 	switch {
 	case v.dead:
-		err = sandbox.Errorf(sandbox.NotFound, op, "no volume %q", ref)
+		err = sandbox.Errorf(sandbox.NotFound, op, "no volume %q", id)
 	case len(v.holders) > 0:
-		err = sandbox.Errorf(sandbox.Precondition, op, "volume %s is attached to %s", v.rec.Name, v.holdersLocked()).
+		err = sandbox.Errorf(sandbox.Precondition, op, "the volume is attached to %s", v.holdersLocked()).
 			WithHint("end those sandboxes first: a volume is theirs until they end")
 	case v.users > 0:
-		err = sandbox.Errorf(sandbox.Conflict, op, "volume %s is in use by %d calls", v.rec.Name, v.users).WithHint("try again when they are over")
+		err = sandbox.Errorf(sandbox.Conflict, op, "the volume is in use by %d calls", v.users).WithHint("try again when they are over")
 	default:
 		v.dead = true
 	}
@@ -310,11 +309,10 @@ func (s *Set) Delete(ctx context.Context, ref string) error {
 	}
 	s.mu.Lock()
 	delete(s.volumes, v.id)
-	delete(s.names, v.rec.Name)
 	s.mu.Unlock()
 	// The record is gone and so is the volume. What is left is recovery's, at
 	// the latest.
-	err = errors.Join(syncDir(s.dir+"/v"), s.at("delete image"), remove(s.image(v.id)))
+	err = errors.Join(durable.Sync(s.dir+"/v"), s.at("delete image"), remove(s.image(v.id)))
 	return fail(op, err)
 }
 

@@ -1,5 +1,6 @@
-// Package volume keeps a node's volumes: named storage that outlives every
-// sandbox, mounted into sandboxes and readable without one.
+// Package volume keeps a node's volumes: storage that outlives every sandbox,
+// mounted into sandboxes and readable without one. It knows them by id; names
+// and owners are the store's.
 //
 // A volume is a sparse image file with an ext4 of its own, loop-mounted while
 // somebody uses it. That is what makes its size a limit: code inside that

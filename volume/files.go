@@ -3,7 +3,6 @@ package volume
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -14,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -42,26 +42,22 @@ func inside(p string) (string, error) {
 // files runs f on the root of a volume. Symlinks in it are followed as long as
 // they stay in it (os.Root sees to that, whoever changes them meanwhile); one
 // that leaves is refused.
-func (s *Set) files(ctx context.Context, op, ref, p string, f func(id string, root *os.Root, name string) error) error {
+func (s *Set) files(ctx context.Context, op, id, p string, f func(root *os.Root, name string) error) error {
 	name, err := inside(p)
 	if err != nil {
 		return sandbox.WithOp(op, err)
 	}
-	v, err := s.Get(ctx, ref)
-	if err != nil {
-		return sandbox.WithOp(op, err)
-	}
-	release, err := s.use(ctx, op, v.ID)
+	release, err := s.use(ctx, op, id)
 	if err != nil {
 		return fail(op, err)
 	}
 	defer release()
-	root, err := os.OpenRoot(s.hostdir(v.ID))
+	root, err := os.OpenRoot(s.hostdir(id))
 	if err != nil {
 		return fail(op, err)
 	}
 	defer root.Close()
-	return sandbox.WithOp(op, fileError(p, f(v.ID, root, name)))
+	return sandbox.WithOp(op, fileError(p, f(root, name)))
 }
 
 // fileError makes an error on a path in a volume one of ours.
@@ -89,7 +85,7 @@ func fileError(p string, err error) error {
 		return sandbox.Errorf(sandbox.Precondition, "", "%s: %w", p, err)
 	case errors.Is(err, fs.ErrExist): // which a directory that is not empty also is
 		return sandbox.Errorf(sandbox.AlreadyExists, "", "%s: %w", p, err)
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case sandbox.NoSpace(err):
 		return sandbox.Errorf(sandbox.DiskFull, "", "%s: %w", p, err).WithHint("remove files, or resize the volume")
 	case errors.Is(err, unix.ENAMETOOLONG):
 		return sandbox.Errorf(sandbox.Invalid, "", "%s: %w", p, err)
@@ -106,10 +102,10 @@ func fileError(p string, err error) error {
 // Put writes a file, also while the volume is attached. Under its name is the
 // old content or, durably when Put returns, the new, never a part; a link there
 // is replaced, not followed.
-func (s *Set) Put(ctx context.Context, ref, p string, r io.Reader, o PutOptions) (sandbox.FileInfo, error) {
+func (s *Set) Put(ctx context.Context, id, p string, r io.Reader, o PutOptions) (sandbox.FileInfo, error) {
 	const op = "volume.put"
 	var info sandbox.FileInfo
-	err := s.files(ctx, op, ref, p, func(id string, root *os.Root, name string) (err error) {
+	err := s.files(ctx, op, id, p, func(root *os.Root, name string) (err error) {
 		if name == "." {
 			return sandbox.InvalidField("path", "is the volume itself")
 		}
@@ -198,11 +194,11 @@ func (c contextReader) Read(b []byte) (int, error) {
 
 // GetFile opens a file for reading. The volume stays mounted until it is
 // closed.
-func (s *Set) GetFile(ctx context.Context, ref, p string) (io.ReadCloser, sandbox.FileInfo, error) {
+func (s *Set) GetFile(ctx context.Context, id, p string) (io.ReadCloser, sandbox.FileInfo, error) {
 	const op = "volume.get_file"
 	var info sandbox.FileInfo
 	var out *openFile
-	err := s.files(ctx, op, ref, p, func(id string, root *os.Root, name string) error {
+	err := s.files(ctx, op, id, p, func(root *os.Root, name string) error {
 		// Without waiting: a FIFO would, for a writer that never comes.
 		f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 		if err != nil {
@@ -244,8 +240,8 @@ func (f *openFile) Close() error {
 }
 
 // Stat describes what is at a path; a symlink, not what it points to.
-func (s *Set) Stat(ctx context.Context, ref, p string) (info sandbox.FileInfo, err error) {
-	err = s.files(ctx, "volume.stat", ref, p, func(_ string, root *os.Root, name string) error {
+func (s *Set) Stat(ctx context.Context, id, p string) (info sandbox.FileInfo, err error) {
+	err = s.files(ctx, "volume.stat", id, p, func(root *os.Root, name string) error {
 		st, err := root.Lstat(name)
 		if err != nil {
 			return err
@@ -258,8 +254,8 @@ func (s *Set) Stat(ctx context.Context, ref, p string) (info sandbox.FileInfo, e
 
 // ListFiles describes what is in a directory, in no order, at most limit of
 // it; more says whether that was not all.
-func (s *Set) ListFiles(ctx context.Context, ref, p string, limit int) (out []sandbox.FileInfo, more bool, err error) {
-	err = s.files(ctx, "volume.list_files", ref, p, func(_ string, root *os.Root, name string) error {
+func (s *Set) ListFiles(ctx context.Context, id, p string, limit int) (out []sandbox.FileInfo, more bool, err error) {
+	err = s.files(ctx, "volume.list_files", id, p, func(root *os.Root, name string) error {
 		d, err := root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
 		if err != nil {
 			return err
@@ -296,37 +292,92 @@ func (s *Set) ListFiles(ctx context.Context, ref, p string, limit int) (out []sa
 	return out, more, err
 }
 
-// Mkdir makes a directory; one that is there is an error unless Parents is set.
-func (s *Set) Mkdir(ctx context.Context, ref, p string, o PutOptions) error {
-	return s.files(ctx, "volume.mkdir", ref, p, func(_ string, root *os.Root, name string) error {
-		mode := fs.FileMode(o.Mode & 0o777)
+// Mkdir makes a directory. One that is there is an error unless Parents is set, and
+// then stays as it is.
+func (s *Set) Mkdir(ctx context.Context, id, p string, o PutOptions) (info sandbox.FileInfo, err error) {
+	err = s.files(ctx, "volume.mkdir", id, p, func(root *os.Root, name string) error {
+		mode := o.Mode
 		if mode == 0 {
 			mode = 0o755
 		}
-		var err error
 		if o.Parents {
-			err = root.MkdirAll(name, 0o755)
-		} else {
-			err = root.Mkdir(name, 0o755)
+			if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+				return err
+			}
 		}
-		if err == nil {
-			err = root.Lchown(name, int(o.UID), int(o.GID))
+		switch err := root.Mkdir(name, 0o700); {
+		case err == nil:
+			if err := root.Lchown(name, int(o.UID), int(o.GID)); err != nil {
+				return err
+			}
+			if err := root.Chmod(name, fileMode(mode)); err != nil {
+				return err
+			}
+			if err := durable.SyncIn(root, path.Dir(name)); err != nil {
+				return err
+			}
+		case !o.Parents || !errors.Is(err, fs.ErrExist):
+			return err
 		}
-		if err == nil {
-			err = root.Chmod(name, mode)
-		}
+		st, err := root.Lstat(name)
 		if err != nil {
 			return err
 		}
-		return syncIn(root, path.Dir(name))
+		if !st.IsDir() {
+			return sandbox.Errorf(sandbox.AlreadyExists, "", "%s is no directory", p)
+		}
+		info = describe(root, name, st)
+		return nil
 	})
+	return info, err
+}
+
+// Change gives what is at a path another owner or mode.
+func (s *Set) Change(ctx context.Context, id, p string, to sandbox.VolumeFile) (info sandbox.FileInfo, err error) {
+	err = s.files(ctx, "volume.change", id, p, func(root *os.Root, name string) error {
+		st, err := root.Lstat(name)
+		if err != nil {
+			return err
+		}
+		now := describe(root, name, st)
+		for at, set := range map[*uint32]*uint32{&now.UID: to.UID, &now.GID: to.GID, &now.Mode: to.Mode} {
+			if set != nil {
+				*at = *set
+			}
+		}
+		if err := root.Lchown(name, int(now.UID), int(now.GID)); err != nil { // first: it clears setuid
+			return err
+		}
+		if now.Type != sandbox.Symlink {
+			if err := root.Chmod(name, fileMode(now.Mode)); err != nil {
+				return err
+			}
+		}
+		if st, err = root.Lstat(name); err != nil {
+			return err
+		}
+		info = describe(root, name, st)
+		return durable.SyncIn(root, path.Dir(name))
+	})
+	return info, err
+}
+
+// fileMode is Linux's bits as Go has them.
+func fileMode(bits uint32) fs.FileMode {
+	m := fs.FileMode(bits & 0o777)
+	for bit, is := range map[uint32]fs.FileMode{unix.S_ISUID: fs.ModeSetuid, unix.S_ISGID: fs.ModeSetgid, unix.S_ISVTX: fs.ModeSticky} {
+		if bits&bit != 0 {
+			m |= is
+		}
+	}
+	return m
 }
 
 // Remove removes a file, a link or an empty directory; with all set, a
 // directory with what is in it. Its name goes at once, the rest after: what a
 // context that ends leaves of it nobody sees, and the next mount removes.
-func (s *Set) Remove(ctx context.Context, ref, p string, all bool) error {
-	return s.files(ctx, "volume.remove", ref, p, func(id string, root *os.Root, name string) error {
+func (s *Set) Remove(ctx context.Context, id, p string, all bool) error {
+	return s.files(ctx, "volume.remove", id, p, func(root *os.Root, name string) error {
 		if name == "." {
 			return sandbox.InvalidField("path", "is the volume itself").WithHint("delete the volume")
 		}
@@ -338,7 +389,7 @@ func (s *Set) Remove(ctx context.Context, ref, p string, all bool) error {
 			if err := root.Remove(name); err != nil {
 				return err
 			}
-			return syncIn(root, path.Dir(name))
+			return durable.SyncIn(root, path.Dir(name))
 		}
 		parent, err := root.OpenFile(path.Dir(name), os.O_RDONLY|unix.O_DIRECTORY, 0)
 		if err != nil {
@@ -360,18 +411,6 @@ func (s *Set) Remove(ctx context.Context, ref, p string, all bool) error {
 		}
 		return os.Remove(grave)
 	})
-}
-
-// syncIn makes the names in a directory durable.
-func syncIn(root *os.Root, dir string) error {
-	d, err := root.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("syncing %s: %w", dir, err)
-	}
-	return nil
 }
 
 func describe(root *os.Root, name string, st fs.FileInfo) sandbox.FileInfo {

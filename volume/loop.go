@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cove-sandbox/cove/internal/mountinfo"
 )
 
 // loopTries bounds how often a loop device is lost to another process between
@@ -129,28 +132,15 @@ func loops() (map[int]string, error) {
 }
 
 // mountPoints lists the mounts below a directory, the newest first.
-func mountPoints(dir string) ([]string, error) {
-	b, err := os.ReadFile("/proc/self/mountinfo")
+func mountPoints(dir string) (out []string, err error) {
+	all, err := mountinfo.Own()
 	if err != nil {
 		return nil, err
 	}
-	var out []string
-	for line := range strings.Lines(string(b)) {
-		f := strings.Fields(line)
-		if len(f) < 5 {
-			continue
-		}
-		if p := unescape(f[4]); strings.HasPrefix(p, dir+"/") {
-			out = append([]string{p}, out...)
+	for _, m := range slices.Backward(all) {
+		if strings.HasPrefix(m.At, dir+"/") {
+			out = append(out, m.At)
 		}
 	}
 	return out, nil
-}
-
-// unescape undoes the \040 of mountinfo.
-func unescape(s string) string {
-	for _, c := range []string{" ", "\t", "\n", `\`} {
-		s = strings.ReplaceAll(s, fmt.Sprintf(`\%03o`, c[0]), c)
-	}
-	return s
 }

@@ -14,9 +14,9 @@ import (
 )
 
 // use has a volume mounted until release is called.
-func (s *Set) use(ctx context.Context, op, ref string) (release func(), err error) {
+func (s *Set) use(ctx context.Context, op, id string) (release func(), err error) {
 	s.mu.Lock()
-	v, err := s.findLocked(op, ref)
+	v, err := s.findLocked(op, id)
 	if err != nil {
 		s.mu.Unlock()
 		return nil, err

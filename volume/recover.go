@@ -63,9 +63,6 @@ func (s *Set) readRecords() error {
 		if err == nil {
 			_, err = os.Stat(s.image(rec.ID))
 		}
-		if err == nil && s.names[rec.Name] != "" {
-			err = fmt.Errorf("its name %q is also that of %s", rec.Name, s.names[rec.Name])
-		}
 		if err != nil {
 			class := sandbox.Corrupt
 			if e := (*sandbox.Error)(nil); errors.As(err, &e) {
@@ -75,7 +72,7 @@ func (s *Set) readRecords() error {
 			return sandbox.Errorf(class, "", "volume %s: %w", strings.TrimSuffix(filepath.Base(p), ".json"), err).
 				WithHint("restore the file, or move the volume's .json and .img out of %s", filepath.Dir(p))
 		}
-		s.volumes[rec.ID], s.names[rec.Name] = newVolume(rec), rec.ID
+		s.volumes[rec.ID] = newVolume(rec)
 	}
 	return nil
 }

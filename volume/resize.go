@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -54,7 +55,7 @@ func (s *Set) finishResize(ctx context.Context, v *volume, rec record) (err erro
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("growing volume %s: %w", rec.Name, err)
+		return fmt.Errorf("growing the volume: %w", err)
 	}
 	rec.Made = rec.Size
 	if err := s.write(rec); err != nil {
@@ -94,7 +95,7 @@ func (s *Set) resizeMounted(rec record) error {
 	blocks := uint64(rec.Size) / 4096
 	err = onFS(s.point(rec.ID), ioctlResizeFS, uintptr(unsafe.Pointer(&blocks)))
 	if errors.Is(err, unix.EPERM) {
-		return sandbox.Errorf(sandbox.Precondition, "", "volume %s is in use, and the server may not resize it then: %w", rec.Name, err).
+		return sandbox.Errorf(sandbox.Precondition, "", "the volume is in use, and the server may not resize it then: %w", err).
 			WithHint("end the sandboxes that have it and try again, or give the server CAP_SYS_RESOURCE")
 	}
 	return err
@@ -145,7 +146,7 @@ func (s *Set) resizeCopy(ctx context.Context, v *volume, rec record) (err error)
 	if err := dst.Sync(); err != nil {
 		return err
 	}
-	return publish(tmp, image)
+	return durable.Rename(tmp, image)
 }
 
 // unused waits until an image that was unmounted has no loop device left: its

@@ -1,3 +1,5 @@
+//go:build !race
+
 package volume_test
 
 import (
@@ -76,7 +78,7 @@ func (w *world) sandbox(id, vol string, mode volume.Mode) (k runtime.Kernel, end
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if k, err = w.d.Boot(w.t.Context(), id); err != nil {
+	if k, err = w.d.Boot(w.t.Context(), id, runtime.Class{}); err != nil {
 		w.t.Fatal(err)
 	}
 	over := false

@@ -15,31 +15,35 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
 const (
-	// grain is what sizes are rounded up to.
-	grain = 1 << 20
-
 	format = "cove volumes 1\n"
 )
 
 var (
 	validID   = regexp.MustCompile(`^[a-z0-9]{1,40}$`)
-	validName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,126}$`) // a name a user chose, 63, and the tenant it is of
+	validName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,126}$`) // of a record of version 1
 )
 
 // Volume describes one. A copy: changing it changes nothing.
 type Volume struct {
-	ID      string            `json:"id"`
-	Name    string            `json:"name"`
-	Size    int64             `json:"size"` // the limit, in bytes; a little less is for files
-	Created time.Time         `json:"created"`
-	From    string            `json:"from,omitempty"` // id of the volume it was cloned from
-	Labels  map[string]string `json:"labels,omitempty"`
-	Used    int64             `json:"used"`              // what it takes on the host's disk
-	Holders []Holder          `json:"holders,omitempty"` // who has it attached, by name
+	ID      string
+	Size    int64    // the limit, in bytes; a little less is for files
+	Used    int64    // what it takes on the host's disk
+	Holders []Holder // who has it attached, sorted
+	Old     *Old     // nil since the set keeps no names
+}
+
+// Old is what a set that kept names too says of a volume: for who records them
+// now. From is the id of the volume it was cloned from.
+type Old struct {
+	Name    string
+	Created time.Time
+	From    string
+	Labels  map[string]string
 }
 
 // Options of a Set.
@@ -69,8 +73,7 @@ type Set struct {
 	lock *os.File
 
 	mu      sync.Mutex
-	volumes map[string]*volume // by id
-	names   map[string]string  // name → id, also of those being made
+	volumes map[string]*volume // by id, also those being made
 	closed  bool
 }
 
@@ -114,7 +117,7 @@ func Open(ctx context.Context, dir string, opts Options) (_ *Set, err error) {
 	if opts.Linger == 0 {
 		opts.Linger = 5 * time.Second
 	}
-	s := &Set{dir: dir, opts: opts, log: opts.Logger.With("component", "volume"), volumes: map[string]*volume{}, names: map[string]string{}}
+	s := &Set{dir: dir, opts: opts, log: opts.Logger.With("component", "volume"), volumes: map[string]*volume{}}
 	for _, sub := range []string{"v", "tmp", "mnt"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, fail(op, err)
@@ -157,7 +160,7 @@ func (s *Set) checkFormat() error {
 	p := filepath.Join(s.dir, "format")
 	b, err := os.ReadFile(p)
 	if errors.Is(err, os.ErrNotExist) {
-		if err := writeFile(filepath.Join(s.dir, "tmp", "format"), p, []byte(format)); err != nil {
+		if err := durable.WriteVia(filepath.Join(s.dir, "tmp", "format"), p, []byte(format), 0o600); err != nil {
 			return fail(op, err)
 		}
 		return nil
@@ -185,14 +188,10 @@ func (s *Set) at(step string) error {
 	return s.opts.step(step)
 }
 
-// find takes an id or a name.
-func (s *Set) findLocked(op, ref string) (*volume, error) {
-	v := s.volumes[ref]
-	if v == nil {
-		v = s.volumes[s.names[ref]]
-	}
+func (s *Set) findLocked(op, id string) (*volume, error) {
+	v := s.volumes[id]
 	if v == nil || v.dead {
-		return nil, sandbox.Errorf(sandbox.NotFound, op, "no volume %q", ref)
+		return nil, sandbox.Errorf(sandbox.NotFound, op, "no volume %q", id)
 	}
 	if s.closed {
 		return nil, sandbox.Errorf(sandbox.Unavailable, op, "the volumes are closed")
@@ -215,7 +214,10 @@ func newVolume(rec record) *volume {
 }
 
 func (s *Set) describeLocked(v *volume) Volume {
-	d := Volume{ID: v.id, Name: v.rec.Name, Size: v.rec.Size, Created: v.rec.Created, From: v.rec.From, Labels: maps.Clone(v.rec.Labels), Holders: v.holdersLocked()}
+	d := Volume{ID: v.id, Size: v.rec.Size, Holders: v.holdersLocked()}
+	if v.rec.Name != "" {
+		d.Old = &Old{Name: v.rec.Name, Created: v.rec.Created, From: v.rec.From, Labels: maps.Clone(v.rec.Labels)}
+	}
 	var st unix.Stat_t
 	if unix.Stat(s.image(v.id), &st) == nil {
 		d.Used = st.Blocks * 512
@@ -223,18 +225,18 @@ func (s *Set) describeLocked(v *volume) Volume {
 	return d
 }
 
-// Get describes a volume, by id or name.
-func (s *Set) Get(_ context.Context, ref string) (Volume, error) {
+// Get describes a volume.
+func (s *Set) Get(_ context.Context, id string) (Volume, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v, err := s.findLocked("volume.get", ref)
+	v, err := s.findLocked("volume.get", id)
 	if err != nil {
 		return Volume{}, err
 	}
 	return s.describeLocked(v), nil
 }
 
-// List describes all volumes, by name.
+// List describes all volumes, by id.
 func (s *Set) List(context.Context) ([]Volume, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,7 +246,7 @@ func (s *Set) List(context.Context) ([]Volume, error) {
 			out = append(out, s.describeLocked(v))
 		}
 	}
-	slices.SortFunc(out, func(a, b Volume) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b Volume) int { return strings.Compare(a.ID, b.ID) })
 	return out, nil
 }
 
@@ -287,7 +289,7 @@ func fail(op string, err error) error {
 		return sandbox.Errorf(sandbox.DeadlineReached, op, "%w", err)
 	case errors.Is(err, context.Canceled):
 		return sandbox.Errorf(sandbox.Canceled, op, "%w", err)
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case sandbox.NoSpace(err):
 		return sandbox.Errorf(sandbox.DiskFull, op, "%w", err)
 	}
 	return sandbox.Errorf(sandbox.Unavailable, op, "%w", err)

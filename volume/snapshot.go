@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cove-sandbox/cove/internal/durable"
+	"github.com/cove-sandbox/cove/internal/untar"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -36,9 +39,9 @@ const (
 // and read from the copy, so that a slow reader holds up nobody. Files,
 // directories, symlinks, hard links, owners, modes and times are in it;
 // sockets, FIFOs and extended attributes are not.
-func (s *Set) Snapshot(ctx context.Context, ref string, w io.Writer) (err error) {
+func (s *Set) Snapshot(ctx context.Context, id string, w io.Writer) (err error) {
 	const op = "volume.snapshot"
-	v, err := s.Get(ctx, ref)
+	v, err := s.Get(ctx, id)
 	if err != nil {
 		return sandbox.WithOp(op, err)
 	}
@@ -166,25 +169,21 @@ func (t *tarWriter) entry(name string) error {
 // Import makes a volume from a tar, such as Snapshot writes. Nothing in the tar
 // can reach out of the new volume, and it is there whole or not at all. What
 // does not fit is sandbox.ErrDiskFull.
-func (s *Set) Import(ctx context.Context, name string, size int64, r io.Reader) (Volume, error) {
+func (s *Set) Import(ctx context.Context, id string, size int64, r io.Reader) (Volume, error) {
 	const op = "volume.import"
-	v, err := s.make(ctx, op, name, "", size, func(tmp string, size int64) error {
+	v, err := s.make(ctx, op, id, size, func(tmp string, size int64) error {
 		if err := s.newImage(ctx, tmp, size); err != nil {
 			return err
 		}
 		point := strings.TrimSuffix(filepath.Base(tmp), ".img")
 		err := s.mountedTemp(tmp, point, func(data *os.Root) error { return fileError("the content", extract(ctx, data, r)) })
 		if errors.Is(err, sandbox.ErrDiskFull) {
-			return TooSmall(name, size)
+			return TooSmall(size)
 		}
 		if err != nil {
 			return err
 		}
-		f, err := os.Open(tmp)
-		if err != nil {
-			return err
-		}
-		return errors.Join(f.Sync(), f.Close())
+		return durable.Sync(tmp)
 	})
 	if err != nil {
 		return Volume{}, fail(op, err)
@@ -193,8 +192,8 @@ func (s *Set) Import(ctx context.Context, name string, size int64, r io.Reader) 
 }
 
 // TooSmall is why something cannot be put into a new volume.
-func TooSmall(name string, size int64) *sandbox.Error {
-	return sandbox.Errorf(sandbox.DiskFull, "", "volume %s of %s is too small for the content", name, sandbox.FormatSize(size)).
+func TooSmall(size int64) *sandbox.Error {
+	return sandbox.Errorf(sandbox.DiskFull, "", "a volume of %s is too small for the content", sandbox.FormatSize(size)).
 		WithHint("ask for a larger one; some of a volume is its file system's own")
 }
 
@@ -202,128 +201,18 @@ func TooSmall(name string, size int64) *sandbox.Error {
 // in any volume below this.
 const maxEntries = 1 << 28
 
-// endReader notes that there was nothing left to read.
-type endReader struct {
-	r   io.Reader
-	end bool
-}
-
-func (e *endReader) Read(b []byte) (int, error) {
-	n, err := e.r.Read(b)
-	e.end = e.end || n == 0 && errors.Is(err, io.EOF)
-	return n, err
-}
-
 func extract(ctx context.Context, root *os.Root, from io.Reader) error {
-	whole := &endReader{r: from}
-	r := tar.NewReader(whole)
-	var dirs []*tar.Header // their times are set last, when nothing is put into them any more
-	for n := 0; ; n++ {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if n > maxEntries {
-			return sandbox.InvalidField("tar", "more than %d entries", maxEntries)
-		}
-		h, err := r.Next()
-		// A tar ends with two empty blocks. Cut off between two entries it just
-		// ends, which the reader takes for the same.
-		if errors.Is(err, io.EOF) && whole.end {
-			err = io.ErrUnexpectedEOF
-		}
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return sandbox.InvalidField("tar", "%v", err)
-		}
-		err = extractEntry(root, r, h)
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return sandbox.InvalidField("tar", "entry %q: %v", h.Name, err)
-		}
-		if err != nil {
-			return fileError(fmt.Sprintf("tar entry %q", h.Name), err)
-		}
-		if h.Typeflag == tar.TypeDir {
-			dirs = append(dirs, h)
-		}
+	err := untar.Extract(ctx, root, from, untar.Options{Bytes: math.MaxInt64, Entries: maxEntries, Modes: 0o7777, Owners: true, Chroot: true})
+	var refused *untar.EntryError
+	if errors.As(err, &refused) {
+		return fileError(fmt.Sprintf("tar entry %q", refused.Name), refused.Err)
 	}
-	for i := len(dirs) - 1; i >= 0; i-- {
-		name, err := inside(dirs[i].Name)
-		if err != nil {
-			return err
-		}
-		if err := root.Chtimes(name, dirs[i].ModTime, dirs[i].ModTime); err != nil {
-			return fileError(dirs[i].Name, err)
-		}
+	if err != nil {
+		return err
 	}
 	d, err := root.Open(".")
 	if err != nil {
 		return err
 	}
 	return errors.Join(unix.Syncfs(int(d.Fd())), d.Close())
-}
-
-func extractEntry(root *os.Root, r io.Reader, h *tar.Header) error {
-	name, err := inside(h.Name)
-	if err != nil {
-		return err
-	}
-	mode := fs.FileMode(h.Mode & 0o777)
-	for bit, m := range map[int64]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
-		if h.Mode&bit != 0 {
-			mode |= m
-		}
-	}
-	if dir := path.Dir(name); dir != "." {
-		if err := root.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-	}
-	switch h.Typeflag {
-	case tar.TypeDir:
-		if err := root.MkdirAll(name, 0o755); err != nil {
-			return err
-		}
-	case tar.TypeReg:
-		// Anew, never through what is there: an earlier entry may have put a
-		// link under the name.
-		if err := root.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			return err
-		}
-		_, err = io.Copy(f, r)
-		if err := errors.Join(err, f.Close()); err != nil {
-			return err
-		}
-	case tar.TypeSymlink:
-		if err := root.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		if err := root.Symlink(h.Linkname, name); err != nil {
-			return err
-		}
-		return root.Lchown(name, h.Uid, h.Gid)
-	case tar.TypeLink:
-		target, err := inside(h.Linkname)
-		if err != nil {
-			return err
-		}
-		if err := root.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		return root.Link(target, name)
-	default:
-		return nil // devices and FIFOs have no place in a volume
-	}
-	if err := root.Lchown(name, h.Uid, h.Gid); err != nil {
-		return err
-	}
-	if err := root.Chmod(name, mode); err != nil { // after chown, which clears setuid
-		return err
-	}
-	return root.Chtimes(name, h.ModTime, h.ModTime)
 }

@@ -60,6 +60,9 @@ type Client struct {
 	Ports      covev1.PortsClient
 	Secrets    covev1.SecretsClient
 	Leases     covev1.LeasesClient
+	Runs       covev1.RunsClient
+	Shipments  covev1.ShipmentsClient
+	Grades     covev1.GradesClient
 	Callbacks  covev1.CallbacksClient
 
 	url, key, agent string
@@ -102,7 +105,10 @@ func NewClient(url, key string, opts Options) *Client {
 	c.Tenants = covev1.NewTenantsClient(c.rpc, c.url, o)
 	c.Ports = covev1.NewPortsClient(c.rpc, c.url, o)
 	c.Secrets = covev1.NewSecretsClient(c.rpc, c.url, o)
+	c.Grades = covev1.NewGradesClient(c.rpc, c.url, o)
 	c.Leases = covev1.NewLeasesClient(c.rpc, c.url, o)
+	c.Runs = covev1.NewRunsClient(c.rpc, c.url, o)
+	c.Shipments = covev1.NewShipmentsClient(c.rpc, c.url, o)
 	c.Callbacks = covev1.NewCallbacksClient(c.rpc, c.url, o)
 	return c
 }

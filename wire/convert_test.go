@@ -88,19 +88,42 @@ func must[P, D any](t *testing.T, from func(P) (D, error)) func(P) D {
 }
 
 func TestRoundTrips(t *testing.T) {
-	roundTrip(t, Resources, must(t, ResourcesFrom))
+	roundTrip(t, Resources, func(p *covev1.Resources) sandbox.Resources { return reserved(must(t, ResourcesFrom)(p)) })
 	roundTrip(t, Spec, func(p *covev1.SandboxSpec) sandbox.Spec { return ours(must(t, SpecFrom)(p)) })
-	roundTrip(t, End, EndFrom)
+	roundTrip(t, End, func(p *covev1.End) sandbox.End { return used(EndFrom(p)) })
 	roundTrip(t, Stats, StatsFrom)
+	roundTrip(t, func(k sandbox.ShipmentSink) *covev1.ShipmentSink { return Shipment(sandbox.Shipment{Sink: k}).Sink }, ShipmentSinkFrom)
 	roundTrip(t, ProcessSpec, must(t, ProcessSpecFrom))
-	roundTrip(t, ProcessEnd, ProcessEndFrom)
-	roundTrip(t, Process, ProcessFrom)
+	roundTrip(t, ProcessEnd, func(p *covev1.ProcessEnd) sandbox.ProcessEnd {
+		return usedBy(ProcessEndFrom(p))
+	})
+	roundTrip(t, Process, func(p *covev1.Process) sandbox.Process {
+		proc := ProcessFrom(p)
+		if proc.End != nil {
+			*proc.End = usedBy(*proc.End)
+		}
+		return proc
+	})
 	roundTrip(t, Task, TaskFrom)
 	roundTrip(t, FileInfo, FileInfoFrom)
 	roundTrip(t, FileChange, FileChangeFrom)
-	roundTrip(t, Image, ImageFrom)
+	roundTrip(t, Image, func(p *covev1.Image) sandbox.Image {
+		img := ImageFrom(p)
+		if img.ID != "" { // what stays on the server's side
+			all := sandbox.ImageConfig{}
+			fill(nil, reflect.ValueOf(&all).Elem())
+			img.Config.Authorities, img.Config.Volumes, img.Config.StopSignal, img.Config.Shell, img.Config.OnBuild, img.Config.Healthcheck = all.Authorities, all.Volumes, all.StopSignal, all.Shell, all.OnBuild, all.Healthcheck
+		}
+		return img
+	})
 	roundTrip(t, PullEvent, ProgressFrom)
-	roundTrip(t, Volume, VolumeFrom)
+	roundTrip(t, Volume, func(p *covev1.Volume) sandbox.Volume {
+		v := VolumeFrom(p)
+		if v.ID != "" { // what stays on the server's side
+			v.Tenant, v.State = "text", "text"
+		}
+		return v
+	})
 	roundTrip(t, Template, func(p *covev1.Template) sandbox.Template {
 		tpl := must(t, TemplateFrom)(p)
 		if tpl.Name != "" { // what stays on the server's side
@@ -116,26 +139,54 @@ func TestRoundTrips(t *testing.T) {
 		if s.ID != "" { // what stays on the server's side
 			s.Hidden, s.Tenant, s.Spec = true, "text", ours(s.Spec)
 			s.Content = sandbox.Content{Manifest: "text", Size: s.Content.Size, Stored: s.Content.Stored, Same: "text", Base: "text", Image: "text",
-				Plain: "text", Needs: []string{"text", "text"}, Build: s.Content.Build, Replay: "text"}
+				Plain: "text", Needs: []string{"text", "text"}, Build: s.Content.Build, KernelClass: "text", Replay: "text", Clock: at}
 		}
 		return s
 	})
 
 	var sb sandbox.Sandbox
 	fill(t, reflect.ValueOf(&sb).Elem())
-	sb.Spec.NoTimeout = false             // it has one
-	sb.Tenant, sb.Spec.Authority = "", "" // stay on the server's side
+	sb.Spec.NoTimeout = false                                                           // it has one
+	sb.Tenant, sb.Unclaimed, sb.Spec.Authority, sb.Spec.KernelClass = "", false, "", "" // stay on the server's side
+	sb.End.Usage, sb.Spec.Resources.Reserve, sb.Spec.Mounts, sb.Origin = nil, 0, nil, sandbox.Origin{}
 	if got, err := SandboxFrom(Sandbox(sb)); err != nil || !reflect.DeepEqual(sb, got) {
 		t.Errorf("sent %+v\n got %+v, %v", sb, got, err)
 	}
 }
 
+// usedBy is the end of a process with what stays on the server's side: steps tell it.
+func usedBy(e sandbox.ProcessEnd) sandbox.ProcessEnd {
+	if e.End = used(e.End); e.Cause != "" {
+		e.EgressSent, e.EgressReceived = 1500, 1500
+	}
+	return e
+}
+
+// used is an end with what stays on the server's side.
+func used(e sandbox.End) sandbox.End {
+	if e.Cause != "" {
+		e.Usage = &sandbox.Usage{}
+		fill(nil, reflect.ValueOf(e.Usage).Elem())
+	}
+	return e
+}
+
 // ours is a spec with what stays on the server's side.
 func ours(s sandbox.Spec) sandbox.Spec {
 	if s.Image != "" {
-		s.Authority, s.NoTimeout = "text", true
+		s.Mounts = []sandbox.DirectoryMount{{Manifest: "text", Path: "text"}, {Manifest: "text", Path: "text"}}
+		s.Authority, s.KernelClass, s.NoTimeout = "text", "text", true
+		s.Resources = reserved(s.Resources)
 	}
 	return s
+}
+
+// reserved is the same of a size.
+func reserved(r sandbox.Resources) sandbox.Resources {
+	if r.Memory != 0 {
+		r.Reserve = r.Memory
+	}
+	return r
 }
 
 // A secret comes back whole but for its value, which has no way out.

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -81,7 +80,7 @@ func ToConnect(err error) *connect.Error {
 	if errors.As(err, &ce) {
 		return ce
 	}
-	e := Domain(err)
+	e := sandbox.AsError(err)
 	code, ok := codes[e.Class]
 	if !ok {
 		code = connect.CodeInternal
@@ -103,21 +102,6 @@ func ToConnect(err error) *connect.Error {
 		ce.Meta().Set("Retry-After", strconv.FormatInt(int64((e.RetryAfter+time.Second-1)/time.Second), 10))
 	}
 	return ce
-}
-
-// Domain finds the *sandbox.Error in err or makes one. A context error gets
-// its own class, anything else is a defect of ours.
-func Domain(err error) *sandbox.Error {
-	var e *sandbox.Error
-	switch {
-	case errors.As(err, &e):
-		return e
-	case errors.Is(err, context.Canceled):
-		return &sandbox.Error{Class: sandbox.Canceled, Err: err}
-	case errors.Is(err, context.DeadlineExceeded):
-		return &sandbox.Error{Class: sandbox.DeadlineReached, Err: err}
-	}
-	return &sandbox.Error{Class: sandbox.Internal, Err: err}
 }
 
 // message is what a reader of the bare JSON sees: "field: what is wrong".
@@ -192,6 +176,21 @@ func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	w.WriteHeader(b.status)
 	_, _ = w.Write(b.Bytes()) // a failing write means that the client has gone
 }
+
+// ErrorJSON is what WriteError would answer r with: for an error in the middle of a
+// stream.
+func ErrorJSON(r *http.Request, err error) []byte {
+	b := &bufferedAnswer{ResponseWriter: headers{}}
+	_ = errorWriter.Write(b, r, ToConnect(err)) // into memory
+	return b.Bytes()
+}
+
+// headers is an answer of which nothing but its header is asked.
+type headers http.Header
+
+func (h headers) Header() http.Header       { return http.Header(h) }
+func (headers) Write(p []byte) (int, error) { return len(p), nil }
+func (headers) WriteHeader(int)             {}
 
 type bufferedAnswer struct {
 	http.ResponseWriter

@@ -30,6 +30,17 @@ func validUTF8(ss []string) []string {
 	return ss
 }
 
+func attributes(attrs map[string]string) map[string]string {
+	if len(attrs) == 0 {
+		return nil
+	}
+	out := map[string]string{}
+	for k, v := range attrs {
+		out[utf8String(k)] = utf8String(v)
+	}
+	return out
+}
+
 // FileInfo replaces bytes of names that are not UTF-8.
 func FileInfo(f sandbox.FileInfo) *covev1.FileInfo {
 	return &covev1.FileInfo{
@@ -44,6 +55,8 @@ func FileInfo(f sandbox.FileInfo) *covev1.FileInfo {
 		Group:   utf8String(f.Group),
 		ModTime: Time(f.ModTime),
 		Target:  utf8String(f.Target),
+
+		Attributes: attributes(f.Attributes),
 	}
 }
 
@@ -60,6 +73,8 @@ func FileInfoFrom(p *covev1.FileInfo) sandbox.FileInfo {
 		Group:   p.GetGroup(),
 		ModTime: TimeFrom(p.GetModTime()),
 		Target:  p.GetTarget(),
+
+		Attributes: p.GetAttributes(),
 	}
 }
 

@@ -19,6 +19,9 @@ func Image(i sandbox.Image) *covev1.Image {
 		User:       utf8String(i.Config.User),
 		Entrypoint: validUTF8(i.Config.Entrypoint),
 		Cmd:        validUTF8(i.Config.Cmd),
+
+		Labels:       validMap(i.Config.Labels),
+		ExposedPorts: validUTF8(i.Config.ExposedPorts),
 	}
 }
 
@@ -36,6 +39,9 @@ func ImageFrom(p *covev1.Image) sandbox.Image {
 			User:       p.GetUser(),
 			Entrypoint: p.GetEntrypoint(),
 			Cmd:        p.GetCmd(),
+
+			Labels:       p.GetLabels(),
+			ExposedPorts: p.GetExposedPorts(),
 		},
 	}
 }
@@ -47,4 +53,15 @@ func PullEvent(p sandbox.Progress) *covev1.PullImageEvent {
 
 func ProgressFrom(p *covev1.PullImageEvent) sandbox.Progress {
 	return sandbox.Progress{Step: p.GetStep(), Done: p.GetDone(), Total: p.GetTotal()}
+}
+
+func validMap(m map[string]string) map[string]string {
+	if len(m) == 0 {
+		return nil
+	}
+	out := make(map[string]string, len(m))
+	for k, v := range m {
+		out[utf8String(k)] = utf8String(v)
+	}
+	return out
 }

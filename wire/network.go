@@ -20,6 +20,9 @@ func Network(n sandbox.Network) *covev1.Network {
 		}
 		p.Rules = append(p.Rules, pr)
 	}
+	for _, h := range n.Headers {
+		p.Headers = append(p.Headers, &covev1.NetworkHeader{Domain: h.Domain, Name: h.Name, Value: h.Value})
+	}
 	if n.Limits != (sandbox.NetworkLimits{}) {
 		p.Limits = &covev1.NetworkLimits{BytesPerSecond: n.Limits.BytesPerSecond, Connections: int32(n.Limits.Connections)}
 	}
@@ -43,6 +46,9 @@ func NetworkFrom(p *covev1.Network) (sandbox.Network, error) {
 	if r := p.GetReplay(); r != nil {
 		n.Replay = &sandbox.NetworkReplay{Recording: r.GetRecording(), RepeatLast: r.GetRepeatLast(), IgnoreQuery: r.GetIgnoreQuery(),
 			IgnoreBody: r.GetIgnoreBody(), MatchHeaders: r.GetMatchHeaders()}
+	}
+	for _, h := range p.GetHeaders() {
+		n.Headers = append(n.Headers, sandbox.NetworkHeader{Domain: h.GetDomain(), Name: h.GetName(), Value: h.GetValue()})
 	}
 	for i, r := range p.GetRules() {
 		sr := sandbox.NetworkRule{Action: sandbox.NetworkAction(r.GetAction()), CIDR: r.GetCidr(), Domain: r.GetDomain(), Protocol: sandbox.NetworkProtocol(r.GetProtocol())}

@@ -74,7 +74,8 @@ func ProcessSpecFrom(p *covev1.ProcessSpec) (sandbox.ProcessSpec, error) {
 }
 
 func ProcessEnd(e sandbox.ProcessEnd) *covev1.ProcessEnd {
-	return &covev1.ProcessEnd{End: End(e.End), OutputBytes: e.OutputBytes, Duration: durationpb.New(e.Duration), EgressDenied: e.EgressDenied, ReplayMissed: e.ReplayMissed}
+	return &covev1.ProcessEnd{End: End(e.End), OutputBytes: e.OutputBytes, Duration: durationpb.New(e.Duration), EgressDenied: e.EgressDenied, ReplayMissed: e.ReplayMissed,
+		CpuTime: Duration(e.CPUTime), PeakMemory: e.PeakMemory}
 }
 
 func ProcessEndFrom(p *covev1.ProcessEnd) sandbox.ProcessEnd {
@@ -83,6 +84,8 @@ func ProcessEndFrom(p *covev1.ProcessEnd) sandbox.ProcessEnd {
 		OutputBytes: p.GetOutputBytes(),
 		Duration:    p.GetDuration().AsDuration(),
 
+		CPUTime:      p.GetCpuTime().AsDuration(),
+		PeakMemory:   p.GetPeakMemory(),
 		EgressDenied: p.GetEgressDenied(),
 		ReplayMissed: p.GetReplayMissed(),
 	}
@@ -107,6 +110,8 @@ func Event(ev sandbox.ProcessEvent) *covev1.ProcessEvent {
 		return &covev1.ProcessEvent{Event: &covev1.ProcessEvent_Lost{Lost: &covev1.ProcessLost{From: ev.Lost.From, To: ev.Lost.To}}}
 	case ev.End != nil:
 		return &covev1.ProcessEvent{Event: &covev1.ProcessEvent_End{End: ProcessEnd(*ev.End)}}
+	case ev.Standby != nil:
+		return &covev1.ProcessEvent{Event: &covev1.ProcessEvent_Standby{Standby: &covev1.ProcessStandby{Standby: string(*ev.Standby)}}}
 	}
 	return KeepAlive()
 }
@@ -137,6 +142,9 @@ func EventFrom(p *covev1.ProcessEvent) (ev sandbox.ProcessEvent, ok bool) {
 	case *covev1.ProcessEvent_End:
 		end := ProcessEndFrom(e.End)
 		return sandbox.ProcessEvent{End: &end}, true
+	case *covev1.ProcessEvent_Standby:
+		standby := sandbox.Standby(e.Standby.GetStandby())
+		return sandbox.ProcessEvent{Standby: &standby}, true
 	}
 	return sandbox.ProcessEvent{}, false
 }

@@ -108,13 +108,52 @@ func Spec(s sandbox.Spec) *covev1.SandboxSpec {
 		Timeout:     timeout(s),
 		IdleTimeout: Duration(s.IdleTimeout),
 		OnIdle:      string(s.OnIdle),
+		OnTimeout:   string(s.OnTimeout),
+		Ingress:     ingress(s.Ingress),
 		Snapshot:    s.Snapshot,
 		Template:    s.Template,
 		Volumes:     volumeMounts(s.Volumes),
 		Network:     Network(s.Network),
 		Secrets:     s.Secrets,
 		Lease:       s.Lease,
+		Reuse:       s.Reuse,
+		Rollout:     Rollout(s.Rollout),
+
+		Deterministic: deterministic(s.Deterministic),
 	}
+}
+
+func deterministic(d *sandbox.Deterministic) *covev1.Deterministic {
+	if d == nil {
+		return nil
+	}
+	return &covev1.Deterministic{Clock: Time(d.Clock), Seed: d.Seed}
+}
+
+func deterministicFrom(p *covev1.Deterministic) *sandbox.Deterministic {
+	if p == nil {
+		return nil
+	}
+	return &sandbox.Deterministic{Clock: TimeFrom(p.Clock), Seed: p.Seed}
+}
+
+func ingress(in sandbox.Ingress) *covev1.Ingress {
+	if !in.Public && in.Host == "" && len(in.TLS) == 0 && !in.NoWake {
+		return nil
+	}
+	p := &covev1.Ingress{Public: in.Public, Host: in.Host, NoWake: in.NoWake}
+	for _, port := range in.TLS {
+		p.Tls = append(p.Tls, int32(port))
+	}
+	return p
+}
+
+func ingressFrom(p *covev1.Ingress) sandbox.Ingress {
+	in := sandbox.Ingress{Public: p.GetPublic(), Host: p.GetHost(), NoWake: p.GetNoWake()}
+	for _, port := range p.GetTls() {
+		in.TLS = append(in.TLS, int(port))
+	}
+	return in
 }
 
 // timeout is there with 0 where never was asked for, so that a spec that is
@@ -156,12 +195,18 @@ func SpecFrom(s *covev1.SandboxSpec) (sandbox.Spec, error) {
 		NoTimeout:   s.Timeout != nil && timeout == 0,
 		IdleTimeout: idle,
 		OnIdle:      sandbox.IdleAction(s.OnIdle),
+		OnTimeout:   sandbox.IdleAction(s.OnTimeout),
+		Ingress:     ingressFrom(s.Ingress),
 		Snapshot:    s.Snapshot,
 		Template:    s.Template,
 		Volumes:     volumeMountsFrom(s.Volumes),
 		Network:     network,
 		Secrets:     s.Secrets,
 		Lease:       s.Lease,
+		Reuse:       s.Reuse,
+		Rollout:     RolloutFrom(s.Rollout),
+
+		Deterministic: deterministicFrom(s.Deterministic),
 	}, nil
 }
 
@@ -203,6 +248,7 @@ func Sandbox(s sandbox.Sandbox) *covev1.Sandbox {
 		Standby:   string(s.Standby),
 
 		NetworkGeneration: s.NetworkGeneration,
+		NotFixed:          s.Spec.Deterministic.NotFixed(),
 	}
 	for _, port := range s.PublicPorts {
 		p.PublicPorts = append(p.PublicPorts, int32(port))
@@ -255,6 +301,9 @@ func Stats(s sandbox.Stats) *covev1.StatsResponse {
 		DiskUsed:   s.DiskUsed,
 		Processes:  s.Processes,
 		OomKills:   s.OOMKills,
+
+		EgressSent:     s.EgressSent,
+		EgressReceived: s.EgressReceived,
 	}
 }
 
@@ -266,5 +315,8 @@ func StatsFrom(p *covev1.StatsResponse) sandbox.Stats {
 		DiskUsed:   p.GetDiskUsed(),
 		Processes:  p.GetProcesses(),
 		OOMKills:   p.GetOomKills(),
+
+		EgressSent:     p.GetEgressSent(),
+		EgressReceived: p.GetEgressReceived(),
 	}
 }

@@ -74,6 +74,7 @@ func Template(t sandbox.Template) *covev1.Template {
 		Snapshot:     t.Snapshot,
 		CreatedAt:    Time(t.CreatedAt),
 		BuildTime:    Duration(t.BuildTime),
+		Tags:         t.Tags,
 	}
 }
 
@@ -100,6 +101,7 @@ func TemplateFrom(p *covev1.Template) (sandbox.Template, error) {
 		Snapshot:  p.GetSnapshot(),
 		CreatedAt: TimeFrom(p.GetCreatedAt()),
 		BuildTime: took,
+		Tags:      p.GetTags(),
 	}, nil
 }
 
@@ -167,7 +169,7 @@ func volumeMountsFrom(ms []*covev1.VolumeMount) (out []sandbox.VolumeMount) {
 // ErrorDetail is an error as part of an answer, for calls of which some parts
 // succeed.
 func ErrorDetail(err error) (*covev1.ErrorDetail, string) {
-	e := Domain(err)
+	e := sandbox.AsError(err)
 	return &covev1.ErrorDetail{
 		Code:         string(e.Class),
 		Op:           utf8String(e.Op),

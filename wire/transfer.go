@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -72,6 +73,11 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, size
 	return ImageFrom(&img), err
 }
 
+// PutBuildFiles gives files for builds to copy from, as a tar, under a key.
+func (c *Client) PutBuildFiles(ctx context.Context, key string, r io.Reader, size int64) error {
+	return c.put(ctx, "/v1/build-files/"+url.PathEscape(key), nil, r, size, nil)
+}
+
 // SnapshotTar opens the content of a filesystem or directory snapshot as a tar
 // stream.
 func (c *Client) SnapshotTar(ctx context.Context, nameOrID string) (io.ReadCloser, error) {
@@ -106,6 +112,31 @@ func (c *Client) ExportRecording(ctx context.Context, nameOrID string, har bool)
 	}
 	body, _, err := c.get(ctx, "/v1/recordings/"+url.PathEscape(nameOrID)+"/archive", q, "")
 	return body, err
+}
+
+// ExportRun opens the records of a run: jsonl, parquet or atif.
+func (c *Client) ExportRun(ctx context.Context, run, format, cursor string, follow bool) (io.ReadCloser, error) {
+	body, _, err := c.get(ctx, "/v1/runs/"+url.PathEscape(run)+"/export", recordQuery(format, cursor, follow), "")
+	return body, err
+}
+
+// ReadShipment opens the records of a shipment that is pulled, a line of JSON each.
+func (c *Client) ReadShipment(ctx context.Context, shipment, cursor string, follow bool) (io.ReadCloser, error) {
+	body, _, err := c.get(ctx, "/v1/shipments/"+url.PathEscape(shipment)+"/records", recordQuery("", cursor, follow), "")
+	return body, err
+}
+
+func recordQuery(format, cursor string, follow bool) url.Values {
+	q := url.Values{}
+	for k, v := range map[string]string{"format": format, "cursor": cursor} {
+		if v != "" {
+			q.Set(k, v)
+		}
+	}
+	if follow {
+		q.Set("follow", "true")
+	}
+	return q
 }
 
 // ImportRecording makes a recording of an archive. size -1 means unknown.
@@ -204,4 +235,18 @@ func unreachable(req *http.Request, err error) error {
 		Hint:  unreachedHint(err),
 		Err:   err,
 	}
+}
+
+// PutTests makes a directory snapshot of a tar of tests and returns its id. digest
+// is the tar's SHA-256 in hex, or "".
+func (c *Client) PutTests(ctx context.Context, digest string, r io.Reader, size int64) (snapshot string, err error) {
+	err = c.put(ctx, "/v1/grades/tests", url.Values{"digest": {digest}}, r, size, func(b []byte) error {
+		var got struct {
+			Snapshot string `json:"snapshot"`
+		}
+		err := json.Unmarshal(b, &got)
+		snapshot = got.Snapshot
+		return err
+	})
+	return snapshot, err
 }

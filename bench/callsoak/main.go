@@ -3,6 +3,7 @@
 // the server had to send one again. "make soak-calls" runs it.
 //
 //	callsoak -reads 1000000 -execs 200000 [-sandboxes 2] [-clients 4] [-limit 20s]
+//	callsoak -reads 0 -execs 0 -lives 3000 [-reuse group] [-clients 4]
 package main
 
 import (
@@ -25,13 +26,15 @@ import (
 func main() {
 	reads := flag.Int64("reads", 1_000_000, "files read")
 	execs := flag.Int64("execs", 200_000, "commands run")
+	lives := flag.Int64("lives", 0, "sandboxes made, used once and killed")
+	reuse := flag.String("reuse", "", "trust group of the lives")
 	boxes := flag.Int("sandboxes", 2, "that they go to")
 	clients := flag.Int("clients", 4, "at once")
 	limit := flag.Duration("limit", 20*time.Second, "a call that takes longer has hung")
 	every := flag.Duration("report", 10*time.Second, "between two lines of progress")
 	flag.Parse()
-	s := &soak{client: wire.NewClient(os.Getenv("COVE_URL"), os.Getenv("COVE_KEY"), wire.Options{UserAgent: "callsoak"}), clients: *clients, limit: *limit, every: *every}
-	if err := s.run(*boxes, *reads, *execs); err != nil {
+	s := &soak{client: wire.NewClient(os.Getenv("COVE_URL"), os.Getenv("COVE_KEY"), wire.Options{UserAgent: "callsoak"}), clients: *clients, limit: *limit, every: *every, reuse: *reuse}
+	if err := s.run(*boxes, *reads, *execs, *lives); err != nil {
 		fmt.Fprintln(os.Stderr, "callsoak:", err)
 		os.Exit(1)
 	}
@@ -41,10 +44,11 @@ type soak struct {
 	client       *wire.Client
 	clients      int
 	limit, every time.Duration
+	reuse        string
 	ids          []string
 }
 
-func (s *soak) run(boxes int, reads, execs int64) (err error) {
+func (s *soak) run(boxes int, reads, execs, lives int64) (err error) {
 	ctx := context.Background()
 	for range boxes {
 		r, err := s.client.Sandboxes.Create(ctx, connect.NewRequest(&covev1.CreateSandboxRequest{Spec: &covev1.SandboxSpec{}}))
@@ -62,6 +66,9 @@ func (s *soak) run(boxes int, reads, execs int64) (err error) {
 		return err
 	}
 	if err := s.many(ctx, "execs", execs, s.exec); err != nil {
+		return err
+	}
+	if err := s.many(ctx, "lives", lives, s.live); err != nil {
 		return err
 	}
 	info, err := s.client.System.Info(ctx, connect.NewRequest(&covev1.InfoRequest{}))
@@ -133,6 +140,20 @@ func (s *soak) read(ctx context.Context, id string) error {
 		err = errors.New("read nothing")
 	}
 	return err
+}
+
+// live is a create, an exec and a kill, without a network.
+func (s *soak) live(ctx context.Context, _ string) (err error) {
+	r, err := s.client.Sandboxes.Create(ctx, connect.NewRequest(&covev1.CreateSandboxRequest{Spec: &covev1.SandboxSpec{
+		Network: &covev1.Network{Mode: "none"}, Reuse: s.reuse}}))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_, kerr := s.client.Sandboxes.Kill(ctx, connect.NewRequest(&covev1.KillRequest{Id: r.Msg.Sandbox.Id}))
+		err = errors.Join(err, kerr)
+	}()
+	return s.exec(ctx, r.Msg.Sandbox.Id)
 }
 
 func (s *soak) exec(ctx context.Context, id string) error {

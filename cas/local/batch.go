@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"path/filepath"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -108,9 +107,9 @@ func (b *batch) Commit(ctx context.Context) error {
 	}
 	defer b.leave()
 	err := errors.Join(b.sync.Wait(), ctx.Err())
-	dirs := map[string]struct{}{}
+	homes := map[int]struct{}{}
 	for id := range b.found {
-		dirs[filepath.Dir(b.s.path(id))] = struct{}{}
+		homes[b.s.home(id)] = struct{}{}
 	}
 	for id, st := range b.staged {
 		if err != nil {
@@ -118,15 +117,15 @@ func (b *batch) Commit(ctx context.Context) error {
 			continue
 		}
 		err = b.s.publish(st)
-		dirs[filepath.Dir(b.s.path(id))] = struct{}{}
+		homes[b.s.home(id)] = struct{}{}
 	}
 	if err != nil {
 		return asError(op, err)
 	}
 	var g errgroup.Group
 	g.SetLimit(syncers)
-	for dir := range dirs {
-		g.Go(func() error { return b.s.fs.SyncDir(dir) })
+	for home := range homes {
+		g.Go(func() error { return b.s.syncHome(home) })
 	}
 	return asError(op, g.Wait())
 }

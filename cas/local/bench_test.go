@@ -10,6 +10,7 @@ import (
 
 	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cas/castest"
+	"github.com/cove-sandbox/cove/internal/seal"
 )
 
 const benchSize = 100 << 20
@@ -25,7 +26,7 @@ func BenchmarkRead(b *testing.B) {
 			sha256.Sum256(content)
 		}
 	})
-	for name, keys := range map[string]*cas.Keyring{"plain": nil, "sealed": cas.NewKeyring(testKey)} {
+	for name, keys := range map[string]*seal.Keyring{"plain": nil, "sealed": seal.NewKeyring(testKey)} {
 		s := open(b, b.TempDir(), Options{Keys: keys})
 		info := put(b, s, content, cas.Uncompressed)
 		b.Run(name+"/ReadTo", func(b *testing.B) {

@@ -1,11 +1,12 @@
 package local
 
 import (
-	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"time"
+
+	"github.com/cove-sandbox/cove/internal/durable"
 )
 
 // fsys is what the store needs of a file system, so that tests can put faults
@@ -39,6 +40,7 @@ func (hostFS) Stat(name string) (fs.FileInfo, error)      { return os.Lstat(name
 func (hostFS) Chtimes(name string, at time.Time) error    { return os.Chtimes(name, at, at) }
 func (hostFS) Rename(from, to string) error               { return os.Rename(from, to) }
 func (hostFS) Remove(name string) error                   { return os.Remove(name) }
+func (hostFS) SyncDir(name string) error                  { return durable.Sync(name) }
 
 // The nil file of a failed open must not become a non-nil interface.
 func (hostFS) Create(name string) (file, error) {
@@ -55,12 +57,4 @@ func (hostFS) Open(name string) (file, error) {
 		return nil, err
 	}
 	return f, nil
-}
-
-func (hostFS) SyncDir(name string) error {
-	d, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

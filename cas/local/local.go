@@ -24,6 +24,7 @@ import (
 
 	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cas/internal/blob"
+	"github.com/cove-sandbox/cove/internal/seal"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -31,7 +32,7 @@ import (
 type Options struct {
 	// Keys, once there are any, seal every new blob. Blobs from before are
 	// still read.
-	Keys *cas.Keyring
+	Keys *seal.Keyring
 	// Uncompressed stores everything as if each Put asked for it.
 	Uncompressed bool
 }
@@ -50,6 +51,7 @@ type Store struct {
 	// Names come and go under the lock of their stripe, so that finding a blob
 	// and renewing it is one step, and checking its age and deleting it is one.
 	stripes [64]sync.Mutex
+	dirs    [256]directory
 
 	mu      sync.Mutex
 	closed  bool                   // guarded by mu
@@ -169,6 +171,17 @@ func (s *Store) path(id cas.ID) string {
 	return filepath.Join(s.dir, hex[:2], hex[2:])
 }
 
+// home is the directory of a blob.
+func (s *Store) home(id cas.ID) int {
+	sum, _ := id.Sum() // callers have checked it
+	return int(sum[0])
+}
+
+// syncHome returns when the names in a directory are on disk.
+func (s *Store) syncHome(i int) error {
+	return s.dirs[i].sync(func() error { return s.fs.SyncDir(s.shard(i)) })
+}
+
 func (s *Store) tempPath() string {
 	return filepath.Join(s.dir, "tmp", strconv.FormatUint(s.temp.Add(1), 10))
 }
@@ -185,7 +198,7 @@ func asError(op string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
+	case sandbox.NoSpace(err):
 		return (&sandbox.Error{Class: sandbox.DiskFull, Op: op, Msg: "no space left for blobs", Err: err}).
 			WithHint("delete snapshots or collect garbage, or free space on the file system of the blob directory")
 	case errors.As(err, &se):

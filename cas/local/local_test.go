@@ -16,6 +16,7 @@ import (
 
 	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cas/castest"
+	"github.com/cove-sandbox/cove/internal/seal"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -34,7 +35,7 @@ var testKey = [32]byte{1, 2, 3}
 func TestContract(t *testing.T) {
 	for name, opts := range map[string]Options{
 		"plain":  {},
-		"sealed": {Keys: cas.NewKeyring(testKey)},
+		"sealed": {Keys: seal.NewKeyring(testKey)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			castest.Run(t, func(t *testing.T) cas.Store { return open(t, t.TempDir(), opts) })
@@ -84,7 +85,7 @@ func TestSealedBlobsHoldNoPlaintext(t *testing.T) {
 		dir := t.TempDir()
 		opts := Options{}
 		if sealed {
-			opts.Keys = cas.NewKeyring(testKey)
+			opts.Keys = seal.NewKeyring(testKey)
 		}
 		s := open(t, dir, opts)
 		put(t, s, content, cas.Uncompressed)
@@ -121,7 +122,7 @@ func TestSealedBlobsHoldNoPlaintext(t *testing.T) {
 
 func TestKeysChange(t *testing.T) {
 	dir, newKey := t.TempDir(), [32]byte{9}
-	step := func(keys *cas.Keyring, f func(s *Store)) {
+	step := func(keys *seal.Keyring, f func(s *Store)) {
 		s := open(t, dir, Options{Keys: keys})
 		f(s)
 		if err := s.Close(); err != nil {
@@ -138,12 +139,12 @@ func TestKeysChange(t *testing.T) {
 		}
 	}
 	step(nil, func(s *Store) { plain = put(t, s, []byte("plain")) })
-	step(cas.NewKeyring(testKey), func(s *Store) { first = put(t, s, []byte("first")); good(s, plain, first) })
-	step(cas.NewKeyring(newKey, testKey), func(s *Store) { second = put(t, s, []byte("second")); good(s, plain, first, second) })
-	step(cas.NewKeyring(newKey), func(s *Store) {
+	step(seal.NewKeyring(testKey), func(s *Store) { first = put(t, s, []byte("first")); good(s, plain, first) })
+	step(seal.NewKeyring(newKey, testKey), func(s *Store) { second = put(t, s, []byte("second")); good(s, plain, first, second) })
+	step(seal.NewKeyring(newKey), func(s *Store) {
 		good(s, plain, second)
 		_, err := read(s, first.ID)
-		keyID, _, _ := cas.NewKeyring(testKey).Active()
+		keyID, _, _ := seal.NewKeyring(testKey).Active()
 		if !errors.Is(err, sandbox.ErrPrecondition) || !strings.Contains(err.Error(), keyID.String()) {
 			t.Errorf("a blob without its key: %v", err)
 		}
@@ -158,7 +159,7 @@ func TestKeysChange(t *testing.T) {
 // end is ErrCorrupt that names the blob.
 func TestDamageIsFound(t *testing.T) {
 	content := append(castest.Content(1, 300<<10), bytes.Repeat([]byte("text "), 60<<10)...) // 3 frames, raw and zstd
-	for _, keys := range []*cas.Keyring{nil, cas.NewKeyring(testKey)} {
+	for _, keys := range []*seal.Keyring{nil, seal.NewKeyring(testKey)} {
 		s := open(t, t.TempDir(), Options{Keys: keys})
 		info := put(t, s, content)
 		path := s.path(info.ID)
@@ -223,7 +224,7 @@ func TestDamageIsFound(t *testing.T) {
 }
 
 func TestReadTo(t *testing.T) {
-	for _, keys := range []*cas.Keyring{nil, cas.NewKeyring(testKey)} {
+	for _, keys := range []*seal.Keyring{nil, seal.NewKeyring(testKey)} {
 		s := open(t, t.TempDir(), Options{Keys: keys})
 		for _, n := range []int{0, 1, 256 << 10, 256<<10 + 1, 9 << 20} {
 			for _, content := range [][]byte{castest.Content(1, n), make([]byte, n)} {

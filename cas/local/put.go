@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -62,7 +61,7 @@ func (s *Store) Put(ctx context.Context, r io.Reader, opts ...cas.PutOption) (ca
 		return cas.Info{}, asError(op, err)
 	}
 	// Also when it was there: whoever renamed it may not have synced yet.
-	if err := s.fs.SyncDir(filepath.Dir(s.path(st.info.ID))); err != nil {
+	if err := s.syncHome(s.home(st.info.ID)); err != nil {
 		return cas.Info{}, asError(op, err)
 	}
 	return st.info, nil
@@ -176,7 +175,8 @@ func (s *Store) publish(st *staging) error {
 		st.info = info
 		return err
 	}
-	if err := s.fs.Rename(st.tmp, s.path(st.info.ID)); err != nil {
+	err = s.dirs[s.home(st.info.ID)].name(func() error { return s.fs.Rename(st.tmp, s.path(st.info.ID)) })
+	if err != nil {
 		s.drop(st)
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cove-sandbox/cove/internal/ceilings"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -281,41 +282,24 @@ func checkMemory(p Probes) Result {
 	case available < 512<<20:
 		return fail("memory", detail, "free some: an empty server with its warm kernels takes about 300 MiB")
 	case available < 2<<30:
-		return warn("memory", detail, "a sandbox reserves 512 MiB by default")
+		return warn("memory", detail, "a sandbox may use 512 MiB by default, and takes 8 to 12 idle")
 	}
 	return ok("memory", detail)
 }
 
-// limits are per machine and hit first by many sandboxes: a gVisor kernel is
-// some 40 threads with its stubs, and about 30 open files.
-var limits = []struct {
-	file, sysctl string
-	want         int64
-}{
-	{"/proc/sys/kernel/pid_max", "kernel.pid_max", 131072},
-	{"/proc/sys/kernel/threads-max", "kernel.threads-max", 65536},
-	{"/proc/sys/fs/file-max", "fs.file-max", 131072},
-	{"/proc/sys/fs/nr_open", "fs.nr_open", 65536},
-	{"/proc/sys/vm/max_map_count", "vm.max_map_count", 65530},
-}
-
+// checkLimits: "cove serve" raises what it may; what is low here stays so only
+// where it may not.
 func checkLimits(p Probes) Result {
-	var low, fix []string
-	for _, l := range limits {
-		b, err := p.ReadFile(l.file)
-		if err != nil {
-			continue
-		}
-		n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
-		if err == nil && n < uint64(l.want) {
-			low = append(low, fmt.Sprintf("%s=%d", l.sysctl, n))
-			fix = append(fix, fmt.Sprintf("%s=%d", l.sysctl, l.want*4))
-		}
+	most, by := ceilings.Room(p.ReadFile)
+	room := fmt.Sprintf("room for %d sandboxes (by %s)", most, by)
+	low := ceilings.Low(p.ReadFile)
+	if most < 1000 && by == ceilings.Files {
+		return warn("limits", room+"; 'cove serve' raises this if it may", "raise the hard limit of open files: ulimit -Hn 1048576, or LimitNOFILE= of its unit")
 	}
-	if len(low) > 0 {
-		return warn("limits", strings.Join(low, ", ")+": too low for hundreds of sandboxes", "sysctl -w "+strings.Join(fix, " "))
+	if most < 1000 && len(low) > 0 {
+		return warn("limits", room+"; 'cove serve' raises this if it may", "sysctl -w "+strings.Join(low, " "))
 	}
-	return ok("limits", "enough for hundreds of sandboxes")
+	return ok("limits", room)
 }
 
 func checkServer(ctx context.Context, p Probes, c Config) []Result {

@@ -151,7 +151,7 @@ func TestEachMissingThingIsNamedWithItsFix(t *testing.T) {
 		{"data dir to be made", func(m *machine) { delete(m.files, "/var/lib/cove") }, "disk", OK, "free at /var/lib", ""},
 		{"little memory", func(m *machine) { m.files["/proc/meminfo"] = "MemTotal: 900000 kB\nMemAvailable: 300000 kB\n" }, "memory", Fail, "0.3 GiB of 0.9 GiB", "free some"},
 		{"some memory", func(m *machine) { m.files["/proc/meminfo"] = "MemTotal: 2000000 kB\nMemAvailable: 1500000 kB\n" }, "memory", Warn, "1.4 GiB", "512 MiB"},
-		{"low pid_max", func(m *machine) { m.files["/proc/sys/kernel/pid_max"] = "32768\n" }, "limits", Warn, "kernel.pid_max=32768", "sysctl -w kernel.pid_max="},
+		{"low pid_max", func(m *machine) { m.files["/proc/sys/kernel/pid_max"] = "32768\n" }, "limits", Warn, "room for 597 sandboxes (by kernel.pid_max)", "sysctl -w kernel.pid_max="},
 		{"no server", func(m *machine) { m.Server = func(context.Context) error { return ErrNoServer } }, "server", Warn, "none at", "make start"},
 		{"wrong key", func(m *machine) {
 			m.Server = func(context.Context) error { return &sandbox.Error{Class: sandbox.Unauthenticated} }

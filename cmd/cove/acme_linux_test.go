@@ -13,13 +13,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/cove-sandbox/cove/cli"
+	"github.com/cove-sandbox/cove/internal/testport"
 	"github.com/cove-sandbox/cove/pki"
 )
 
@@ -65,11 +65,11 @@ func acmeServer(t *testing.T, tlsPort int) (directory, ca string, roots *x509.Ce
 	for _, der := range cert.Certificate {
 		_ = pem.Encode(chain, &pem.Block{Type: "CERTIFICATE", Bytes: der})
 	}
-	api, management := freePort(t), freePort(t)
+	api, management := testport.Free(t, "127.0.0.1"), testport.Free(t, "127.0.0.1")
 	conf, err := json.Marshal(map[string]any{"pebble": map[string]any{
 		"listenAddress": fmt.Sprint("127.0.0.1:", api), "managementListenAddress": fmt.Sprint("127.0.0.1:", management),
 		"certificate": filepath.Join(dir, "crt"), "privateKey": filepath.Join(dir, "key"),
-		"httpPort": freePort(t), "tlsPort": tlsPort, "ocspResponderURL": "", "externalAccountBindingRequired": false}})
+		"httpPort": testport.Free(t, "127.0.0.1"), "tlsPort": tlsPort, "ocspResponderURL": "", "externalAccountBindingRequired": false}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,18 +114,6 @@ func acmeServer(t *testing.T, tlsPort int) (directory, ca string, roots *x509.Ce
 		t.Fatal("pebble has no root")
 	}
 	return directory, own.CertFile(), roots
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	n, _ := strconv.Atoi(port)
-	return n
 }
 
 // The first client of our domain makes the server get a certificate; the next

@@ -16,6 +16,7 @@ import (
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/gateway"
 	"github.com/cove-sandbox/cove/gateway/sshd"
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/server"
@@ -25,12 +26,20 @@ func (p places) gatewayKey() string { return filepath.Join(p.dir, "gateway.key")
 
 // portGate is what the server tells about addresses of ports.
 type portGate struct {
+	secret []byte // of the tokens
 	tokens *gateway.Tokens
 	domain gateway.Domain
 }
 
 func (g portGate) URL(id string, port int) string {
 	return g.domain.URL(gateway.Target{Sandbox: id, Port: port})
+}
+
+func (g portGate) Domain() string {
+	if g.domain.Name == "" {
+		return ""
+	}
+	return g.domain.Scheme + "://" + g.domain.Host()
 }
 
 func (g portGate) Token(id string, port int, key string, until time.Time) string {
@@ -44,7 +53,7 @@ func openGate(c cli.ServeConfig, at places, ln net.Listener, secure bool) (portG
 	if err != nil {
 		return portGate{}, err
 	}
-	g := portGate{tokens: gateway.NewTokens(key, nil)}
+	g := portGate{secret: key, tokens: gateway.NewTokens(key, nil)}
 	if c.GatewayDomain != "" {
 		scheme, port := "http", ""
 		if secure {
@@ -60,7 +69,7 @@ func openGate(c cli.ServeConfig, at places, ln net.Listener, secure bool) (portG
 
 // sshSigner is the authority with where its server listens.
 type sshSigner struct {
-	*sshd.Authority
+	*sshd.LoginCA
 	ln net.Listener
 }
 
@@ -76,7 +85,7 @@ func openSSH(c cli.ServeConfig, at places) (*sshSigner, error) {
 	if c.SSH == "" {
 		return nil, nil
 	}
-	a, err := sshd.OpenAuthority(at.dir)
+	a, err := sshd.OpenLoginCA(at.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -84,18 +93,55 @@ func openSSH(c cli.ServeConfig, at places) (*sshSigner, error) {
 	if err != nil {
 		return nil, &sandbox.Error{Class: sandbox.Precondition, Field: "ssh", Err: err, Hint: "--ssh takes an address like 127.0.0.1:7722"}
 	}
-	return &sshSigner{Authority: a, ln: ln}, nil
+	return &sshSigner{LoginCA: a, ln: ln}, nil
 }
 
 // sshBackend is the server as the SSH server sees it.
-type sshBackend struct{ server.Reach }
+type sshBackend struct {
+	server.Reach
+	operations *server.Server
+}
 
 func (b sshBackend) Machine(ctx context.Context, id string) (sshd.Machine, func(), error) {
-	g, release, err := b.Guest(ctx, id)
+	release, err := b.Hold(ctx, id, true)
 	if err != nil {
 		return nil, nil, err
 	}
-	return g, release, nil
+	return sshMachine{b.operations, id}, release, nil
+}
+
+// sshMachine is a sandbox in which SSH runs processes, by the operations that every
+// other dialect uses.
+type sshMachine struct {
+	operations *server.Server
+	sandbox    string
+}
+
+func (m sshMachine) Start(ctx context.Context, spec sandbox.ProcessSpec, offset int64, sink func(sandbox.ProcessEvent) error) error {
+	return m.operations.StartProcess(ctx, server.StartRequest{Sandbox: m.sandbox, Process: spec, Offset: offset}, func(evs []sandbox.ProcessEvent, _ bool) error {
+		for _, ev := range evs {
+			if err := sink(ev); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (m sshMachine) SendInput(ctx context.Context, exec string, data []byte) error {
+	return m.operations.SendInput(ctx, m.sandbox, exec, data)
+}
+
+func (m sshMachine) CloseInput(ctx context.Context, exec string) error {
+	return m.operations.CloseInput(ctx, m.sandbox, exec)
+}
+
+func (m sshMachine) Signal(ctx context.Context, exec, signal string, processOnly bool) error {
+	return m.operations.SignalProcess(ctx, m.sandbox, exec, signal, processOnly)
+}
+
+func (m sshMachine) Resize(ctx context.Context, exec string, size sandbox.TermSize) error {
+	return m.operations.ResizeTerminal(ctx, m.sandbox, exec, &size)
 }
 
 // sftpProgram is what a driver brings into every sandbox; nil for none.
@@ -112,7 +158,7 @@ func secretFile(name string, size int) ([]byte, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		key := make([]byte, size)
 		_, _ = rand.Read(key) // never fails
-		return key, writeWhole(name, hex.EncodeToString(key)+"\n", 0o600)
+		return key, durable.Write(name, []byte(hex.EncodeToString(key)+"\n"), 0o600)
 	}
 	if err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 	"github.com/cove-sandbox/cove/egress/authority"
 	"github.com/cove-sandbox/cove/egress/netns"
 	"github.com/cove-sandbox/cove/egress/proxy"
-	"github.com/cove-sandbox/cove/egress/tape"
+	"github.com/cove-sandbox/cove/egress/recording"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -60,12 +60,12 @@ func openNetworks(c cli.ServeConfig, ca []byte, at places, driver runtime.Driver
 func (p places) recordings() string { return filepath.Join(p.dir, "recordings") }
 
 // openRecordings keeps recordings as safe as the state of sandboxes.
-func openRecordings(c cli.ServeConfig, at places, log *slog.Logger) (*tape.Library, error) {
+func openRecordings(c cli.ServeConfig, at places, log *slog.Logger) (*recording.Library, error) {
 	keys, err := stateKeys(c, at)
 	if err != nil {
 		return nil, err
 	}
-	return tape.OpenLibrary(tape.Config{Dir: at.recordings(), Node: nodeName(c), Logger: log, Sealer: func(id string) tape.Sealer {
+	return recording.OpenLibrary(recording.Config{Dir: at.recordings(), Node: nodeName(c), Logger: log, Sealer: func(id string) recording.Sealer {
 		if s := keys.Stream("recording " + id); s != nil {
 			return s
 		}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/cli/doctor"
+	"github.com/cove-sandbox/cove/internal/durable"
+	"github.com/cove-sandbox/cove/node/agent"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/runtime/fake"
 	"github.com/cove-sandbox/cove/runtime/gvisor"
@@ -40,6 +42,7 @@ import (
 //	volumes/  volumes
 //	tls/      the authority of --tls-self, and certificates of --tls-acme
 //	recordings/  HTTP traffic of sandboxes, to be replayed; encrypted with state.keys
+//	steps/    what the sandboxes of runs did: TENANT/RUN/
 //	networks/  network namespaces of sandboxes, mounted
 type places struct{ dir string }
 
@@ -48,6 +51,7 @@ func (p places) images() string   { return filepath.Join(p.dir, "images") }
 func (p places) node() string     { return filepath.Join(p.dir, "node") }
 func (p places) gvisor() string   { return filepath.Join(p.dir, "gvisor") }
 func (p places) fake() string     { return filepath.Join(p.dir, "fake") }
+func (p places) steps() string    { return filepath.Join(p.dir, "steps") }
 func (p places) key() string      { return filepath.Join(p.dir, "key") }
 
 // make lets others pass through but not look: sentries run as nobody and reach
@@ -78,10 +82,10 @@ func (p places) announce(url string) error {
 			_ = os.Remove(f)
 		}
 	}
-	if err := writeWhole(filepath.Join(p.dir, "url"), url+"\n", 0o644); err != nil {
+	if err := durable.Write(filepath.Join(p.dir, "url"), []byte(url+"\n"), 0o644); err != nil {
 		return err
 	}
-	return writeWhole(filepath.Join(p.dir, "pid"), strconv.Itoa(os.Getpid())+"\n", 0o644)
+	return durable.Write(filepath.Join(p.dir, "pid"), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644)
 }
 
 // crashed says whether the last server here ended without a word.
@@ -101,30 +105,10 @@ func (p places) server() (pid int, runs bool) {
 	if err != nil {
 		return 0, false
 	}
-	return pid, syscall.Kill(pid, 0) != syscall.ESRCH
+	return pid, agent.Alive(pid)
 }
 
 func (p places) retract() { _ = os.Remove(filepath.Join(p.dir, "pid")) }
-
-// writeWhole replaces a small file: a reader sees the old one or the new one.
-func writeWhole(name, content string, mode fs.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	if _, err := f.WriteString(content); err != nil {
-		return err
-	}
-	if err := f.Chmod(mode); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), name)
-}
 
 func openDriver(ctx context.Context, c cli.ServeConfig, at places, log *slog.Logger) (runtime.Driver, error) {
 	switch c.Runtime {
@@ -179,7 +163,7 @@ func firstKey(ctx context.Context, srv *server.Server, db store.Store, at places
 	if err != nil || !created {
 		return err
 	}
-	return writeWhole(at.key(), secret+"\n", 0o600)
+	return durable.Write(at.key(), []byte(secret+"\n"), 0o600)
 }
 
 // followKey keeps the key file good: where the key in it got another secret, that
@@ -191,7 +175,7 @@ func followKey(at places, log *slog.Logger) func(old []byte, secret string) {
 		if sum := sha256.Sum256(bytes.TrimSpace(b)); err != nil || !bytes.Equal(sum[:], old) {
 			return // none, or another's
 		}
-		if err := writeWhole(at.key(), secret+"\n", 0o600); err != nil {
+		if err := durable.Write(at.key(), []byte(secret+"\n"), 0o600); err != nil {
 			log.Error("the key file keeps a secret that ends with its grace", "file", at.key(), "err", err)
 		}
 	}

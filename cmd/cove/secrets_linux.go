@@ -3,15 +3,15 @@ package main
 import (
 	"crypto/x509"
 	"encoding/hex"
-	"encoding/pem"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
-	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cli"
+	"github.com/cove-sandbox/cove/internal/durable"
+	"github.com/cove-sandbox/cove/internal/seal"
+	"github.com/cove-sandbox/cove/pki"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -21,19 +21,19 @@ func (p places) egressKey() string { return filepath.Join(p.dir, "egress.key") }
 // secretKeys seal the values of secrets: the keys of state where there are some,
 // else one of the data directory, which is made. One that was made stays good
 // for what it sealed when keys of state come later.
-func secretKeys(c cli.ServeConfig, at places) (*cas.Keyring, error) {
+func secretKeys(c cli.ServeConfig, at places) (*seal.Keyring, error) {
 	state, err := stateKeys(c, at)
 	if err != nil {
 		return nil, err
 	}
-	own, err := cas.LoadKeyring(at.secretKey())
+	own, err := seal.LoadKeyring(at.secretKey())
 	if errors.Is(err, fs.ErrNotExist) {
 		if state != nil {
 			return state, nil
 		}
-		key := cas.NewKey()
-		if err = writeWhole(at.secretKey(), hex.EncodeToString(key[:])+"\n", 0o600); err == nil {
-			own, err = cas.LoadKeyring(at.secretKey())
+		key := seal.NewKey()
+		if err = durable.Write(at.secretKey(), []byte(hex.EncodeToString(key[:])+"\n"), 0o600); err == nil {
+			own, err = seal.LoadKeyring(at.secretKey())
 		}
 	}
 	if err != nil {
@@ -54,19 +54,9 @@ func sandboxCA(c cli.ServeConfig) ([]byte, error) {
 	if err != nil {
 		return nil, sandbox.InvalidField("sandbox-ca", "%v", err)
 	}
-	var out []byte
-	for rest := b; ; {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
-		if block.Type == "PRIVATE KEY" || strings.HasSuffix(block.Type, " PRIVATE KEY") {
-			return nil, sandbox.InvalidField("sandbox-ca", "%s has a private key in it, which every sandbox could read", c.SandboxCA)
-		}
-		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return nil, sandbox.InvalidField("sandbox-ca", "%s: %v", c.SandboxCA, err)
-		}
-		out = append(out, pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes})...)
+	out, err := pki.Certificates(b)
+	if err != nil {
+		return nil, sandbox.InvalidField("sandbox-ca", "%s: %v", c.SandboxCA, err)
 	}
 	if len(out) == 0 || len(out) > maxSandboxCA {
 		return nil, sandbox.InvalidField("sandbox-ca", "%s has %d bytes of certificates in PEM form; 1 to %d are taken", c.SandboxCA, len(out), maxSandboxCA)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,12 +17,16 @@ import (
 
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/cli/doctor"
+	"github.com/cove-sandbox/cove/egress/inward"
 	"github.com/cove-sandbox/cove/gateway"
 	"github.com/cove-sandbox/cove/gateway/sshd"
 	"github.com/cove-sandbox/cove/image"
-	"github.com/cove-sandbox/cove/node"
+	"github.com/cove-sandbox/cove/node/agent"
+	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/server"
+	"github.com/cove-sandbox/cove/server/e2b"
+	"github.com/cove-sandbox/cove/server/native"
 	"github.com/cove-sandbox/cove/store/sqlite"
 )
 
@@ -89,6 +94,9 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 	defer closing(&err, "images", library.Close)
 
+	if c.Runtime == "gvisor" {
+		raiseCeilings(log)
+	}
 	driver, err := openDriver(ctx, c, at, log)
 	if err != nil {
 		return explain(ctx, c, log, err)
@@ -119,7 +127,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	}
 
 	started := time.Now()
-	n, err := node.Open(ctx, node.Config{Dir: at.node(), Name: nodeName(c), Driver: driver, Images: library, Logger: log,
+	n, err := agent.Open(ctx, agent.Config{Dir: at.node(), Name: nodeName(c), Classes: classes(driver), Images: library, Logger: log,
 		State: state, VolumeDir: at.volumes(), Networks: networks, Recordings: recordings, Authorities: ca})
 	if err != nil {
 		return explain(ctx, c, log, err)
@@ -140,8 +148,13 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	if err := sandbox.ValidateTimeout("default-timeout", c.DefaultTimeout, 0); err != nil {
 		return err
 	}
-	conf := server.Config{Store: db, Node: localNode{Node: n, library: library}, Logger: log, Version: version, Defaults: defaults,
-		Ports: gate, SecretKeys: sealing, KeyRotated: followKey(at, log), QueueWait: c.QueueWait, AuditRetention: c.AuditRetention}
+	shipTo, err := inward.Parse("ship-allow", c.ShipAllow)
+	if err != nil {
+		return err
+	}
+	conf := server.Config{Store: db, Node: n, Logger: log, Version: version, Defaults: defaults,
+		Ports: gate, SecretKeys: sealing, KeyRotated: followKey(at, log), QueueWait: c.QueueWait, AuditRetention: c.AuditRetention, StepDir: at.steps(), MaxStepBytes: c.MaxStepBytes, RunRetention: cmp.Or(c.RunRetention, -1),
+		ShipDir: c.ShipDir, ShipTo: shipTo, ShipCA: trusted}
 	signer, err := openSSH(c, at)
 	if err != nil {
 		return err
@@ -174,7 +187,7 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	ports := gateway.New(gateway.Config{Backend: srv.Reach(), Tokens: gate.tokens, Domain: gate.domain, Logger: log})
 	defer ports.Close()
 	if signer != nil {
-		shell := sshd.New(sshd.Config{Authority: signer.Authority, Backend: sshBackend{srv.Reach()}, SFTP: sftpProgram(driver), Logger: log})
+		shell := sshd.New(sshd.Config{CA: signer.LoginCA, Backend: sshBackend{srv.Reach(), srv}, SFTP: sftpProgram(driver), Logger: log})
 		defer shell.Close()
 		wg.Go(func() {
 			if err := shell.Serve(signer.ln); err != nil {
@@ -182,7 +195,11 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 			}
 		})
 	}
-	web := server.HTTPServer(ports.Wrap(srv.Handler()))
+	visit := func(w http.ResponseWriter, r *http.Request, id string, port int, admitted bool) {
+		ports.Serve(w, r, gateway.Target{Sandbox: id, Port: port}, admitted)
+	}
+	speaks := e2b.Wrap(e2b.Config{Server: srv, Key: gate.secret, Domain: gate.domain.Host(), Port: visit, Logger: log}, ports.Wrap(native.Handler(srv, log)))
+	web := native.HTTPServer(speaks)
 	web.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	url := localURL(ln.Addr())
 	if secure != nil {
@@ -227,28 +244,17 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 	return nil
 }
 
-// localNode is the node in this process, as the server wants it.
-type localNode struct {
-	*node.Node
-	library *image.Library
-}
+// reuseClass is the class of kernels that serve the sandboxes of a trust group one
+// after another. Nothing of it is kept warm before somebody asks for one.
+const reuseClass = "reuse"
 
-func (n localNode) Guest(ctx context.Context, id string) (server.Guest, func(), error) {
-	g, release, err := n.Node.Guest(ctx, id)
-	if err != nil {
-		return nil, nil, err // not a Guest holding a nil *guest.Client
+func classes(d runtime.Driver) []agent.Class {
+	out := []agent.Class{{Driver: d}}
+	if d.Capabilities().Reuse {
+		out = append(out, agent.Class{Class: runtime.Class{Name: reuseClass}, Driver: d, Reuse: true, Pool: agent.PoolSettings{Min: -1, Blank: -1}})
 	}
-	return g, release, nil
+	return out
 }
-
-func (n localNode) Recordings() server.RecordingSet {
-	if r := n.Node.Recordings(); r != nil {
-		return r
-	}
-	return nil
-}
-
-func (n localNode) Images() server.ImageLibrary { return n.library }
 
 // closing keeps the first error: what fails after it is mostly its consequence.
 func closing(err *error, what string, f func() error) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -12,8 +13,11 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/cli/doctor"
+	"github.com/cove-sandbox/cove/internal/testport"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -28,12 +32,7 @@ type instance struct {
 
 func start(t *testing.T, data string) *instance {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := ln.Addr().String()
-	ln.Close()
+	addr := fmt.Sprint("127.0.0.1:", testport.Free(t, "127.0.0.1"))
 	ctx, stop := context.WithCancel(context.Background())
 	s := &instance{t: t, data: data, url: "http://" + addr, stop: stop, done: make(chan error, 1)}
 	go func() {
@@ -216,7 +215,8 @@ func TestLocalURL(t *testing.T) {
 	}
 }
 
-// A server killed while it forks leaves its socket to the child for a moment.
+// A server that was killed holds its socket until its last thread has ended, and a
+// child that it was forking holds it for a moment longer. It may be a zombie then.
 func TestListenAfterACrash(t *testing.T) {
 	held, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -226,7 +226,11 @@ func TestListenAfterACrash(t *testing.T) {
 	addr := held.Addr().String()
 	at := places{t.TempDir()}
 	cmd := exec.Command("true")
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	if err := unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
 		t.Fatal(err)
 	}
 	pid := filepath.Join(at.dir, "pid")
@@ -238,6 +242,9 @@ func TestListenAfterACrash(t *testing.T) {
 	}
 	if err := os.WriteFile(pid, []byte(strconv.Itoa(cmd.Process.Pid)), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	if !at.crashed() {
+		t.Error("a zombie is taken for a server")
 	}
 	got := make(chan error, 1)
 	go func() {

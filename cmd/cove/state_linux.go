@@ -14,18 +14,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cas/local"
 	"github.com/cove-sandbox/cove/cli"
-	"github.com/cove-sandbox/cove/node"
+	"github.com/cove-sandbox/cove/internal/seal"
+	"github.com/cove-sandbox/cove/node/agent"
 	"github.com/cove-sandbox/cove/sandbox"
-	"github.com/cove-sandbox/cove/server"
 	"github.com/cove-sandbox/cove/volume"
 )
 
 // openState opens where the state of sandboxes is kept. With a key all of it is
 // encrypted, and checkpoints in the form a kernel reads are in memory only.
-func openState(c cli.ServeConfig, at places) (*node.StateConfig, *local.Store, error) {
+func openState(c cli.ServeConfig, at places) (*agent.StateConfig, *local.Store, error) {
 	keys, err := stateKeys(c, at)
 	if err != nil {
 		return nil, nil, err
@@ -47,7 +46,7 @@ func openState(c cli.ServeConfig, at places) (*node.StateConfig, *local.Store, e
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg := &node.StateConfig{Store: st, Plain: at.plain()}
+	cfg := &agent.StateConfig{Store: st, Plain: at.plain()}
 	// The node empties the place it uses. The other one may hold what a server
 	// left that was killed before keys were given or taken away.
 	other := at.plainInMemory()
@@ -73,7 +72,7 @@ func openState(c cli.ServeConfig, at places) (*node.StateConfig, *local.Store, e
 
 // stateKeys are those of the flag, or of the data directory if it has some; nil
 // for none.
-func stateKeys(c cli.ServeConfig, at places) (*cas.Keyring, error) {
+func stateKeys(c cli.ServeConfig, at places) (*seal.Keyring, error) {
 	path := c.StateKeys
 	if path == "" {
 		path = at.stateKeys()
@@ -81,7 +80,7 @@ func stateKeys(c cli.ServeConfig, at places) (*cas.Keyring, error) {
 			return nil, nil
 		}
 	}
-	return cas.LoadKeyring(path)
+	return seal.LoadKeyring(path)
 }
 
 func (p places) state() string     { return filepath.Join(p.dir, "state") }
@@ -133,18 +132,3 @@ func (p places) unmount(ctx context.Context) error {
 	}
 	return errors.Join(err, verr)
 }
-
-// Snapshot and Volumes differ between node and server in the names of types
-// only.
-func (n localNode) Snapshot(ctx context.Context, id string, r server.SnapshotRequest) (sandbox.Content, time.Duration, error) {
-	return n.Node.Snapshot(ctx, id, node.SnapshotRequest(r))
-}
-
-func (n localNode) Volumes() server.VolumeSet {
-	if v := n.Node.Volumes(); v != nil {
-		return v
-	}
-	return nil
-}
-
-var _ server.StateNode = localNode{}

@@ -16,7 +16,7 @@ import (
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/cli"
 	"github.com/cove-sandbox/cove/sandbox"
-	"github.com/cove-sandbox/cove/server"
+	"github.com/cove-sandbox/cove/server/native"
 	"github.com/cove-sandbox/cove/wire"
 )
 
@@ -67,7 +67,7 @@ func TestSelfTLS(t *testing.T) {
 	protos := make(chan string, 10)
 	mux := http.NewServeMux()
 	mux.Handle(covev1.NewSystemHandler(infoOnly{}))
-	web := server.HTTPServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { protos <- r.Proto; mux.ServeHTTP(w, r) }))
+	web := native.HTTPServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { protos <- r.Proto; mux.ServeHTTP(w, r) }))
 	web.TLSConfig, web.ErrorLog = cfg, slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

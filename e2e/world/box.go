@@ -46,11 +46,11 @@ func (w *World) Create(t testing.TB, spec sandbox.Spec) *Box {
 func (w *World) TryCreate(ctx context.Context, spec sandbox.Spec, key string) (*Box, error) {
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
 	defer cancel()
-	r, err := w.Client().Sandboxes.Create(ctx, connect.NewRequest(&covev1.CreateSandboxRequest{Spec: wire.Spec(spec), IdempotencyKey: key}))
+	spec, err := w.originate(ctx, spec, key)
 	if err != nil {
 		return nil, err
 	}
-	return &Box{w, r.Msg.Sandbox.Id}, nil
+	return w.make(ctx, spec, key)
 }
 
 // Running lists every sandbox that runs.

@@ -146,6 +146,7 @@ func (w *World) unreconciled(ctx context.Context) string {
 	}
 	spare, warm := len(kernels)-held, int(info.WarmKernels)
 	// Blank kernels, made ahead for restores, are in no list.
+	held -= int(info.HeldKernels) // restored ahead, with the layer of their checkpoint
 	if held != len(running) || spare < warm || spare > warm+mostBlanks {
 		return fmt.Sprintf("%d kernels on the host hold a sandbox and %d sandboxes run; %d hold none and %d are warm", held, len(running), spare, warm)
 	}

@@ -19,7 +19,7 @@ import (
 
 	"github.com/cove-sandbox/cove/cas"
 	"github.com/cove-sandbox/cove/cas/local"
-	"github.com/cove-sandbox/cove/egress/tape"
+	"github.com/cove-sandbox/cove/egress/recording"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/snapshot"
 	"github.com/cove-sandbox/cove/store"
@@ -75,7 +75,7 @@ type audit struct {
 	litter []string
 
 	roots    map[string]string // manifest → who needs it
-	onRecord map[string]bool   // ids on record
+	onRecord map[string]bool   // ids on record: images, volumes, recordings
 	live     map[string]entry  // sandboxes in the journal that have not ended
 }
 
@@ -128,6 +128,20 @@ func (a *audit) readRecords() {
 	used, err := db.SnapshotImages(ctx)
 	if err != nil {
 		a.t.Fatal(err)
+	}
+	vols, err := db.ListVolumes(ctx)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	for _, v := range vols {
+		a.onRecord[v.ID] = v.State == sandbox.VolumeReady
+	}
+	recs, err := db.ListRecordings(ctx)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	for _, r := range recs {
+		a.onRecord[r.ID] = r.State != sandbox.RecordingMaking && r.State != sandbox.RecordingDeleting
 	}
 	a.live = readJournal(a.t, filepath.Join(a.w.Dir, "node", "journal"))
 	for id, e := range a.live {
@@ -260,8 +274,13 @@ func (a *audit) kernels() {
 		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 		for _, fd := range fds {
 			var st unix.Stat_t
-			// A file without a name takes space all the same.
-			if to, err := os.Readlink(fd); err == nil && strings.HasPrefix(to, a.w.Dir+"/checkpoints/") && unix.Stat(fd, &st) == nil && st.Blocks > 0 {
+			// A file without a name takes space all the same. The pages of the checkpoint
+			// that a kernel came from are its memory, until it has written all of them.
+			to, err := os.Readlink(fd)
+			if name := filepath.Base(strings.TrimSuffix(to, " (deleted)")); name == "pages.img" || name == "pages_meta.img" {
+				continue
+			}
+			if err == nil && strings.HasPrefix(to, a.w.Dir+"/checkpoints/") && unix.Stat(fd, &st) == nil && st.Blocks > 0 {
 				a.found("%d bytes of %s, open in kernel %s", st.Blocks*512, to, k)
 			}
 		}
@@ -317,6 +336,9 @@ func (a *audit) volumes() {
 		if !slices.Contains(all, twin) {
 			a.found("volumes/v/%s", n)
 		}
+		if id, ok := strings.CutSuffix(n, ".img"); ok && !a.onRecord[id] {
+			a.found("volumes/v/%s, which is not on record", n)
+		}
 	}
 	for _, n := range a.names("volumes", "mnt") {
 		if !held[n] {
@@ -368,24 +390,27 @@ func (a *audit) recordings() {
 			records[r.ID] = true
 		}
 		if r := e.Sandbox.Spec.Network.Replay; r != nil {
-			replays[tape.ReplayOf(id, r.Recording)+".at"] = true
+			replays[recording.ReplayOf(id, r.Recording)+".at"] = true
 		}
 	}
 	for _, n := range a.names("recordings") {
-		id, isTape := strings.CutSuffix(n, ".tape")
-		if !isTape {
+		id, isRecording := strings.CutSuffix(n, ".tape")
+		if !isRecording {
 			if !replays[n] {
 				a.found("recordings/%s", n)
 			}
 			continue
 		}
-		if err := a.tape(id, records[id]); err != nil {
+		if !a.onRecord[id] {
+			a.found("recordings/%s, which is not on record", n)
+		}
+		if err := a.rec(id, records[id]); err != nil {
 			a.t.Errorf("recordings/%s: %v", n, err)
 		}
 	}
 }
 
-func (a *audit) tape(id string, open bool) error {
+func (a *audit) rec(id string, open bool) error {
 	f, err := os.Open(filepath.Join(a.w.Dir, "recordings", id+".tape"))
 	if err != nil {
 		return err
@@ -395,11 +420,11 @@ func (a *audit) tape(id string, open bool) error {
 	if err != nil {
 		return err
 	}
-	var sealer tape.Sealer
+	var sealer recording.Sealer
 	if s := a.w.opts.Keys.Stream("recording " + id); s != nil {
 		sealer = s
 	}
-	t, err := tape.Read(f, st.Size(), sealer)
+	t, err := recording.Read(f, st.Size(), sealer)
 	if err == nil && !t.Finished() && !open {
 		a.found("recordings/%s.tape, which is open and nobody writes", id)
 	}

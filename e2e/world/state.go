@@ -221,6 +221,9 @@ func (w *World) Forget(t testing.TB) {
 	w.killAll(t)
 	ctx, cancel := context.WithTimeout(context.Background(), callWithin)
 	defer cancel()
+	w.checkpoints.Lock()
+	w.checkpoints.of = nil
+	w.checkpoints.Unlock()
 	for _, s := range w.Snapshots(t) {
 		if err := w.DeleteSnapshot(ctx, s.ID); err != nil {
 			t.Errorf("deleting snapshot %s: %v", s.ID, err)

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -22,8 +20,9 @@ import (
 	"connectrpc.com/connect"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
-	"github.com/cove-sandbox/cove/cas"
+	"github.com/cove-sandbox/cove/internal/seal"
 	"github.com/cove-sandbox/cove/internal/testbin"
+	"github.com/cove-sandbox/cove/internal/testport"
 	"github.com/cove-sandbox/cove/wire"
 )
 
@@ -37,11 +36,13 @@ const (
 
 // Options of a world; the zero value works.
 type Options struct {
-	Flags []string     // for serve, after the ones every world has
-	Env   []string     // for the server, over the test's own
-	Empty bool         // start without the base image
-	Keys  *cas.Keyring // with what the flags have state encrypted, to read it
-	In    string       // directory to make the world in; "" is the one for temporary files
+	Flags []string      // for serve, after the ones every world has
+	Env   []string      // for the server, over the test's own
+	Empty bool          // start without the base image
+	Keys  *seal.Keyring // with what the flags have state encrypted, to read it
+	In    string        // directory to make the world in; "" is the one for temporary files
+
+	Origin Origin // of sandboxes; instead of Fresh and Mixed it is what COVE_ORIGIN says, if that is set
 }
 
 // World is one server with its data directory. The methods are for the test's
@@ -54,6 +55,11 @@ type World struct {
 	port   int
 	lock   *os.File
 	before Host
+
+	checkpoints struct {
+		sync.Mutex
+		of map[string]string // snapshots by spec
+	}
 
 	mu     sync.Mutex
 	proc   *process
@@ -72,6 +78,7 @@ type process struct {
 // is drained and the host compared with what it was before.
 func New(t testing.TB, o Options) *World {
 	t.Helper()
+	o.Origin = o.origin(t)
 	w := &World{bin: filepath.Dir(testbin.Cove(t)), opts: o}
 	testbin.Runsc(t)
 	testbin.Guest(t)
@@ -100,7 +107,7 @@ func New(t testing.TB, o Options) *World {
 	if !o.Empty {
 		w.seedImages(t)
 	}
-	w.port = freePort(t)
+	w.port = testport.Free(t, "127.0.0.1")
 	w.Start(t)
 	return w
 }
@@ -392,23 +399,6 @@ func (w *World) environ() []string {
 
 func (w *World) cliEnv() []string {
 	return append(w.environ(), "COVE_URL="+w.URL(), "COVE_KEY="+w.key, "COVE_DATA="+w.Dir)
-}
-
-// freePort finds a port below the ephemeral range. Inside it, a client that
-// redials a dead server would sooner or later be given the server's own port
-// as its source, connect to itself, and keep the server from coming back.
-func freePort(t testing.TB) int {
-	t.Helper()
-	for range 200 {
-		port := 20000 + rand.IntN(12000)
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			l.Close()
-			return port
-		}
-	}
-	t.Fatal("no free port")
-	return 0
 }
 
 func tail(s string, n int) string {

@@ -23,10 +23,10 @@ import (
 	"io/fs"
 	"math/big"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -59,7 +59,7 @@ func Open(path string) (*Master, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		key = make([]byte, MasterSize)
 		rand.Read(key)
-		if err = write(path, key); errors.Is(err, fs.ErrExist) {
+		if err = durable.Create(path, key, 0o600); errors.Is(err, fs.ErrExist) {
 			key, err = os.ReadFile(path)
 		}
 	}
@@ -72,20 +72,6 @@ func Open(path string) (*Master, error) {
 			WithHint("restore it from a backup; without it sandboxes that trust its authorities cannot use secrets")
 	}
 	return m, nil
-}
-
-// write makes a file that is whole or not there.
-func write(path string, key []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(key)
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
-		return err
-	}
-	return os.Link(tmp.Name(), path) // not over one that somebody made meanwhile
 }
 
 // New makes a master of a key.

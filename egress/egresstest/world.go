@@ -27,6 +27,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,6 +57,8 @@ var all = []string{Good, Good6, Other, Other6, Evil, Evil6, DNS, PublicDNS, Priv
 
 // World is the internet.
 type World struct {
+	asked sync.Map // by address: *atomic.Int64
+
 	ns  *netns.Namespace
 	CA  *x509.CertPool
 	key tls.Certificate
@@ -114,7 +117,20 @@ func (w *World) Name(name string, addrs ...string) {
 // Upstream leaves into the world.
 func (w *World) Upstream() *proxy.Upstream {
 	return &proxy.Upstream{Dial: w.Dial, Roots: w.CA, Resolvers: []netip.AddrPort{netip.MustParseAddrPort(DNS + ":53")},
-		Host: func(a netip.Addr) bool { return a == netip.MustParseAddr(Host) }}
+		Host: func(a netip.Addr) bool {
+			n, _ := w.asked.LoadOrStore(a, new(atomic.Int64))
+			n.(*atomic.Int64).Add(1)
+			return a == netip.MustParseAddr(Host)
+		}}
+}
+
+// Asked counts how often a policy was asked about an address since the last call.
+func (w *World) Asked(address string) int64 {
+	n, ok := w.asked.Load(netip.MustParseAddr(address))
+	if !ok {
+		return 0
+	}
+	return n.(*atomic.Int64).Swap(0)
 }
 
 // Dial connects from within the world.

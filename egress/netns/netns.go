@@ -164,6 +164,11 @@ func (n *Namespace) Do(f func() error) error {
 
 // setUp runs in the namespace.
 func setUp() error {
+	sysctls, err := openSysctls()
+	if err != nil {
+		return err
+	}
+	defer sysctls.Close()
 	// Before there is a device: each takes over what default says.
 	for _, s := range []struct{ name, value string }{
 		{"ipv4/ip_forward", "0"},
@@ -176,7 +181,7 @@ func setUp() error {
 		{"ipv6/conf/default/accept_dad", "0"}, // an address is usable at once
 		{"ipv6/conf/default/autoconf", "0"},
 	} {
-		if err := sysctl(s.name, s.value); err != nil {
+		if err := sysctl(sysctls, s.name, s.value); err != nil {
 			return err
 		}
 	}
@@ -193,7 +198,7 @@ func setUp() error {
 		return fmt.Errorf("veth: %w", err)
 	}
 	// The inner end is only for packet sockets: the kernel must not read along.
-	if err := sysctl("ipv6/conf/"+inner+"/disable_ipv6", "1"); err != nil {
+	if err := sysctl(sysctls, "ipv6/conf/"+inner+"/disable_ipv6", "1"); err != nil {
 		return err
 	}
 	peer, err := netlink.LinkByName(inner)
@@ -248,9 +253,32 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
+// openSysctls is /proc/sys/net in a /proc of its own, which goes with the file. In one that
+// all share, each namespace has an entry "net" in the same directory: the kernel finds the
+// one that is meant by looking through those of all networks, for each name.
+func openSysctls() (*os.File, error) {
+	if fs, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC); err == nil {
+		defer unix.Close(fs)
+		if unix.FsconfigCreate(fs) == nil {
+			if mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC); err == nil {
+				defer unix.Close(mount)
+				if fd, err := unix.Openat(mount, "sys/net", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+					return os.NewFile(uintptr(fd), "/proc/sys/net"), nil
+				}
+			}
+		}
+	}
+	return os.Open("/proc/sys/net") // an old kernel, or one that lets nobody mount
+}
+
 // sysctl of the namespace of the thread.
-func sysctl(name, value string) error {
-	if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
+func sysctl(dir *os.File, name, value string) error {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_, err = unix.Write(fd, []byte(value))
+		unix.Close(fd)
+	}
+	if err != nil {
 		return fmt.Errorf("sysctl %s: %w", name, err)
 	}
 	return nil

@@ -17,44 +17,11 @@ const (
 	maxConnections = 1 << 16
 )
 
-// Compile checks a network spec and makes it ready to decide. What is wrong is
-// sandbox.Invalid with the rule in Field, as network.rules[2].domain.
+// Compile makes a network spec ready to decide, if Check has nothing against it.
+// It is for whoever enforces the policy: once for each spec.
 func Compile(n sandbox.Network) (*Policy, error) {
 	p := &Policy{spec: n}
-	switch n.Mode {
-	case sandbox.NetworkNone:
-		if len(n.Rules) > 0 {
-			return nil, sandbox.InvalidField("network.rules", "mode none has no rules").WithHint("use mode rules, which denies what no rule allows")
-		}
-	case sandbox.NetworkPublic, sandbox.NetworkRules:
-	default:
-		return nil, sandbox.InvalidField("network.mode", "%q is not none, public or rules", n.Mode)
-	}
-	if err := n.ValidateTape("network"); err != nil {
-		return nil, err
-	}
-	if len(n.Rules) > maxRules {
-		return nil, sandbox.InvalidField("network.rules", "%d rules; at most %d", len(n.Rules), maxRules)
-	}
-	if n.Limits.BytesPerSecond < 0 || n.Limits.BytesPerSecond > 0 && n.Limits.BytesPerSecond < 1024 {
-		return nil, sandbox.InvalidField("network.limits.bytes_per_second", "%d is neither 0 nor at least 1024", n.Limits.BytesPerSecond)
-	}
-	if n.Limits.Connections < 0 || n.Limits.Connections > maxConnections {
-		return nil, sandbox.InvalidField("network.limits.connections", "%d is not 0 to %d", n.Limits.Connections, maxConnections)
-	}
-	seen := map[string]int{}
-	for i, spec := range n.Rules {
-		r, err := compile(i, spec)
-		if err != nil {
-			return nil, err
-		}
-		if j, dup := seen[r.key()]; dup {
-			if n.Rules[j].Action == spec.Action {
-				return nil, sandbox.InvalidField(field(i, ""), "says the same as rule %d", j)
-			}
-			return nil, sandbox.InvalidField(field(i, ""), "contradicts rule %d: both match the same, one allows and one denies", j)
-		}
-		seen[r.key()] = i
+	err := check(n, func(r rule) {
 		switch {
 		case r.domain != "":
 			p.domains = append(p.domains, r)
@@ -64,11 +31,59 @@ func Compile(n sandbox.Network) (*Policy, error) {
 		default:
 			p.rest = append(p.rest, r)
 		}
+	})
+	if err != nil {
+		return nil, err
 	}
 	for _, rules := range [][]rule{p.domains, p.cidrs, p.rest} {
 		slices.SortFunc(rules, compare)
 	}
 	return p, nil
+}
+
+// Check says what is wrong with a network spec, for whoever passes it on:
+// sandbox.Invalid with the rule in Field, as network.rules[2].domain.
+func Check(n sandbox.Network) error { return check(n, func(rule) {}) }
+
+// check gives each rule to take.
+func check(n sandbox.Network, take func(rule)) error {
+	switch n.Mode {
+	case sandbox.NetworkNone:
+		if len(n.Rules) > 0 {
+			return sandbox.InvalidField("network.rules", "mode none has no rules").WithHint("use mode rules, which denies what no rule allows")
+		}
+	case sandbox.NetworkPublic, sandbox.NetworkRules:
+	default:
+		return sandbox.InvalidField("network.mode", "%q is not none, public or rules", n.Mode)
+	}
+	if err := n.ValidateRecording("network"); err != nil {
+		return err
+	}
+	if len(n.Rules) > maxRules {
+		return sandbox.InvalidField("network.rules", "%d rules; at most %d", len(n.Rules), maxRules)
+	}
+	if n.Limits.BytesPerSecond < 0 || n.Limits.BytesPerSecond > 0 && n.Limits.BytesPerSecond < 1024 {
+		return sandbox.InvalidField("network.limits.bytes_per_second", "%d is neither 0 nor at least 1024", n.Limits.BytesPerSecond)
+	}
+	if n.Limits.Connections < 0 || n.Limits.Connections > maxConnections {
+		return sandbox.InvalidField("network.limits.connections", "%d is not 0 to %d", n.Limits.Connections, maxConnections)
+	}
+	seen := map[string]int{}
+	for i, spec := range n.Rules {
+		r, err := compile(i, spec)
+		if err != nil {
+			return err
+		}
+		if j, dup := seen[r.key()]; dup {
+			if n.Rules[j].Action == spec.Action {
+				return sandbox.InvalidField(field(i, ""), "says the same as rule %d", j)
+			}
+			return sandbox.InvalidField(field(i, ""), "contradicts rule %d: both match the same, one allows and one denies", j)
+		}
+		seen[r.key()] = i
+		take(r)
+	}
+	return nil
 }
 
 func field(i int, name string) string {

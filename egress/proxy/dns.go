@@ -65,7 +65,7 @@ func (b *Box) lookUp(ctx context.Context, q *dns.Msg) *dns.Msg {
 	name := policy.Name(question.Name)
 	f := policy.Flow{Name: name, Port: dnsPort, Protocol: dnsProtocol}
 	if r := b.replay(); r != nil {
-		return b.lookUpTape(q, f, r)
+		return b.lookUpRecording(q, f, r)
 	}
 	pol := b.current()
 	switch {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cove-sandbox/cove/egress/egresstest"
 	"github.com/cove-sandbox/cove/egress/proxy"
-	"github.com/cove-sandbox/cove/egress/tape"
+	"github.com/cove-sandbox/cove/egress/recording"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -57,19 +57,19 @@ func TestHeadersThatAreNotThereAreNotMadeUp(t *testing.T) {
 			io.WriteString(c, answers[r.URL.Path])
 		}
 	})
-	// As far as it is told in front, of which no tape has anything.
+	// As far as it is told in front, of which no recording has anything.
 	listenPlain(t, w, egresstest.Good+":9011", func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
 			io.WriteString(c, "HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n"+answers["/page"])
 		}
 	})
 	listenRaw(t, w, egresstest.Good+":9012", func(c net.Conn) { io.WriteString(c, answers["/page"]) })
-	lib, err := tape.OpenLibrary(tape.Config{Dir: t.TempDir()})
+	lib, err := recording.OpenLibrary(recording.Config{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { lib.Close() })
-	rec, err := lib.Record(tape.Header{ID: "abc", Tenant: "t"})
+	rec, err := lib.Record(recording.Header{ID: "abc", Tenant: "t"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestHeadersThatAreNotThereAreNotMadeUp(t *testing.T) {
 
 	live := egresstest.NewAttacker(t, w, network(t, "rules", "allow good.test"))
 	recorded := egresstest.NewAttacker(t, w, network(t, "rules", "allow good.test"))
-	recorded.Box.Intercept(&proxy.Interception{Authority: ca, All: true, Tape: rec.Over})
+	recorded.Box.Intercept(&proxy.Interception{Authority: ca, All: true, Recording: rec.Over})
 	want := map[string]string{}
 	for path, answer := range answers {
 		got := ask(live, path)
@@ -120,13 +120,13 @@ func TestHeadersThatAreNotThereAreNotMadeUp(t *testing.T) {
 	if err := lib.Finish("abc"); err != nil {
 		t.Fatal(err)
 	}
-	p, err := lib.Play(t.Context(), "box", "abc", tape.RulesOf(sandbox.NetworkReplay{}), nil)
+	p, err := lib.Play(t.Context(), "box", "abc", recording.RulesOf(sandbox.NetworkReplay{}), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
 	replayed := egresstest.NewAttacker(t, w, network(t, "none"))
-	replayed.Box.Intercept(&proxy.Interception{Authority: ca, All: true, Tape: p.Over, Replay: p})
+	replayed.Box.Intercept(&proxy.Interception{Authority: ca, All: true, Recording: p.Over, Replay: p})
 	for path := range answers {
 		if got := ask(replayed, path); got != want[path] {
 			t.Errorf("%s: replayed %q, live %q", path, got, want[path])

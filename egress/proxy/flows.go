@@ -15,6 +15,7 @@ const flowsKept = 512
 // flowLog is a ring of what a sandbox tried last.
 type flowLog struct {
 	allowed, denied, missed atomic.Int64
+	sent, received          atomic.Int64 // bytes of all flows
 
 	mu   sync.Mutex
 	ring [flowsKept]*flow
@@ -23,15 +24,27 @@ type flowLog struct {
 
 // flow is an entry; bytes are counted while it is open.
 type flow struct {
-	sent, received atomic.Int64
+	sent, received tally
 
 	mu sync.Mutex
 	is sandbox.NetworkFlow
 }
 
+// tally counts for a flow and for all of its sandbox's.
+type tally struct {
+	own atomic.Int64
+	all *atomic.Int64
+}
+
+func (t *tally) Add(n int64) {
+	t.own.Add(n)
+	t.all.Add(n)
+}
+
 func (l *flowLog) begin(f policy.Flow, v policy.Verdict) *flow {
 	e := &flow{is: sandbox.NetworkFlow{Start: time.Now(), Name: f.Name, Address: f.Addr, Port: f.Port, Protocol: f.Protocol,
 		Allowed: v.Allow, Rule: v.Rule, Reason: v.Reason}}
+	e.sent.all, e.received.all = &l.sent, &l.received
 	switch {
 	case v.Allow:
 		l.allowed.Add(1)
@@ -72,7 +85,7 @@ func (f *flow) snapshot() sandbox.NetworkFlow {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	is := f.is
-	is.Sent, is.Received = f.sent.Load(), f.received.Load()
+	is.Sent, is.Received = f.sent.own.Load(), f.received.own.Load()
 	return is
 }
 

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/egress/policy"
-	"github.com/cove-sandbox/cove/egress/tape"
+	"github.com/cove-sandbox/cove/egress/recording"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -75,7 +75,7 @@ func (b *Box) serve(h *httpBox, c *net.TCPConn, r *bufio.Reader, wrap func(net.C
 			if a, ok := w.(asSent); ok {
 				w = a.ResponseWriter // it is ours
 			}
-			var miss *tape.MissError
+			var miss *recording.MissError
 			switch {
 			case errors.As(err, &miss):
 				writeMiss(w, miss.Miss)

@@ -17,7 +17,8 @@ import (
 // what is done with it. Every HTTP request, plain or out of TLS that was ended
 // here, goes through one chain, outermost first:
 //
-//	Tape     records or replays; sees placeholders, never the values of secrets
+//	Recording  records or replays; sees placeholders, never the values of secrets
+//	Headers  puts those of the policy into requests; placeholders may be in them
 //	Secrets  puts values into requests and takes them out of answers
 //	         then the policy decides, the name is resolved, and TLS upstream is
 //	         checked against the host's roots
@@ -29,13 +30,13 @@ type Interception struct {
 	// Names says whether the TLS of a name is ended here; all other passes as
 	// it is. nil = none.
 	Names func(name string) bool
-	// All ends the TLS of every name: a tape has all of it.
+	// All ends the TLS of every name: a recording has all of it.
 	All bool
-	// Tape and Secrets make their piece of the chain; nil = there is none. They
-	// are called once, not for each request.
-	Tape, Secrets func(next http.RoundTripper) http.RoundTripper
+	// Recording, Headers and Secrets make their piece of the chain; nil = there is
+	// none. They are called once, not for each request.
+	Recording, Headers, Secrets func(next http.RoundTripper) http.RoundTripper
 	// Replay says that nothing leaves, and which names are found. The policy
-	// must be one that denies everything; nil = Tape is none that replays.
+	// must be one that denies everything; nil = Recording is none that replays.
 	Replay Replay
 	// Unfound is told the names that were looked up in vain; nil = nobody is.
 	Unfound func(name string)
@@ -94,7 +95,7 @@ func (i *Interception) covers(name string) bool {
 func (b *Box) Intercept(i *Interception) {
 	if i != nil {
 		next := http.RoundTripper(upstream{b})
-		for _, wrap := range []func(http.RoundTripper) http.RoundTripper{i.Secrets, i.Tape} {
+		for _, wrap := range []func(http.RoundTripper) http.RoundTripper{i.Secrets, i.Headers, i.Recording} {
 			if wrap != nil {
 				next = wrap(next)
 			}

@@ -108,7 +108,7 @@ func TestInterception(t *testing.T) {
 	}
 	ca := newAuthority(t, "abc")
 	x := egresstest.NewAttacker(t, w, network(t, "rules", "allow good.test", "allow other.test", "allow rebind.good.test"))
-	x.Box.Intercept(&proxy.Interception{Authority: ca, Names: names("good.test", "rebind.good.test"), Tape: note("tape"), Secrets: note("secrets")})
+	x.Box.Intercept(&proxy.Interception{Authority: ca, Names: names("good.test", "rebind.good.test"), Recording: note("recording"), Secrets: note("secrets")})
 	client := x.Client(t, egresstest.Good+apiPort, ca.PEM())
 	get := func(c *http.Client, url, host string) string {
 		r, err := http.NewRequest("GET", url, nil)
@@ -135,7 +135,7 @@ func TestInterception(t *testing.T) {
 	https := "https://good.test" + apiPort
 
 	t.Run("HTTP/2, through the chain in its order", func(t *testing.T) {
-		want := "HTTP/2.0 good.test:8443 /a;b?c=%20;d through [tape secrets] back [secrets tape]"
+		want := "HTTP/2.0 good.test:8443 /a;b?c=%20;d through [recording secrets] back [secrets recording]"
 		if got := get(client, https+"/a;b?c=%20;d", ""); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -168,7 +168,7 @@ func TestInterception(t *testing.T) {
 		}
 	})
 	t.Run("another host inside is decided on its own", func(t *testing.T) {
-		if got := get(client, https+"/", "other.test"); !strings.HasPrefix(got, "HTTP/2.0 other.test / through [tape secrets]") {
+		if got := get(client, https+"/", "other.test"); !strings.HasPrefix(got, "HTTP/2.0 other.test / through [recording secrets]") {
 			t.Errorf("allowed: %q", got)
 		}
 		w.Hits()

@@ -56,7 +56,7 @@ func (c *nameCache) keep(name string, typ uint16, m *dns.Msg) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.answers = room(c.answers)
+	c.answers = bounded(c.answers)
 	c.answers[nameType{name, typ}] = cached{time.Now().Add(ttl), m}
 }
 
@@ -65,7 +65,7 @@ func (c *nameCache) keep(name string, typ uint16, m *dns.Msg) {
 func (c *nameCache) remember(a netip.Addr, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.hints = room(c.hints)
+	c.hints = bounded(c.hints)
 	c.hints[a] = hint{time.Now().Add(hintFor), name}
 }
 
@@ -78,8 +78,8 @@ func (c *nameCache) hint(a netip.Addr) string {
 	return ""
 }
 
-// room makes a map, or drops any half of a full one.
-func room[K comparable, V any](m map[K]V) map[K]V {
+// bounded makes a map, or drops any half of a full one.
+func bounded[K comparable, V any](m map[K]V) map[K]V {
 	if m == nil {
 		return map[K]V{}
 	}

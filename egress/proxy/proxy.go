@@ -66,6 +66,7 @@ type Box struct {
 	paired     int // of open, those with connections of ours: they count as one with the first of these
 	sessions   map[session]*udpSession
 	callers    map[ends]*caller // whose connects wait
+	talking    map[ends]bool    // whose connects have returned, until both sides have closed
 }
 
 // passage is one connection under way.
@@ -81,7 +82,7 @@ type passage struct {
 
 // Open begins to serve a namespace on its sockets. The Box owns both.
 func Open(ns *netns.Namespace, socks *netns.Sockets, up *Upstream, p *policy.Policy, generation int64, i *Interception, log *slog.Logger) *Box {
-	b := &Box{ns: ns, up: up, log: log, socks: socks, open: map[*passage]bool{}, sessions: map[session]*udpSession{}, callers: map[ends]*caller{}, dnsNow: make(chan struct{}, maxQuestions)}
+	b := &Box{ns: ns, up: up, log: log, socks: socks, open: map[*passage]bool{}, sessions: map[session]*udpSession{}, callers: map[ends]*caller{}, talking: map[ends]bool{}, dnsNow: make(chan struct{}, maxQuestions)}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.Set(p, generation)
 	b.Intercept(i)
@@ -126,7 +127,7 @@ func (b *Box) Status(flows int) sandbox.NetworkStatus {
 	s := sandbox.NetworkStatus{Network: b.policy.Spec(), Generation: b.generation}
 	b.mu.Unlock()
 	s.Flows, s.Allowed, s.Denied = b.flows.last(flows)
-	s.Missed = b.flows.missed.Load()
+	s.Missed, s.Sent, s.Received = b.flows.missed.Load(), b.flows.sent.Load(), b.flows.received.Load()
 	return s
 }
 
@@ -212,13 +213,19 @@ func (b *Box) current() *policy.Policy {
 }
 
 // pass decides for good, by the policy in force at this moment: a Set that
-// comes later finds the passage and cuts it.
+// comes later finds the passage and cuts it. What is denied leaves no trace here,
+// for the caller may go on to another address.
 func (b *Box) pass(p *passage, f policy.Flow) policy.Verdict {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	v := b.policy.Decide(f, b.up.Host)
+	if !v.Allow {
+		return v
+	}
 	p.flow = f
-	p.entry = b.flows.begin(f, v)
+	if p.entry == nil { // else it is the next address of the same connection
+		p.entry = b.flows.begin(f, v)
+	}
 	return v
 }
 

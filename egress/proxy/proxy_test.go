@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"strings"
@@ -53,6 +54,35 @@ func connect(t *testing.T, x *egresstest.Attacker, address string) net.Conn {
 		}
 	}
 	return c
+}
+
+// A connection whose name cannot matter is decided by one answer of the policy,
+// the one that holds; where names matter the address is looked at before the
+// client has spoken, and the answer that holds is asked for once.
+func TestThePolicyIsAskedOnce(t *testing.T) {
+	w := egresstest.NewWorld(t)
+	x := egresstest.NewAttacker(t, w, network(t, "public"))
+	for _, c := range []struct {
+		network sandbox.Network
+		want    int64
+	}{
+		{network(t, "public"), 1},
+		{network(t, "rules", "allow 203.0.113.0/24"), 1},
+		{network(t, "public", "deny 203.0.113.10"), 1}, // refused
+		{network(t, "public", "deny evil.test"), 2},    // refused, for it shows no name
+	} {
+		set(t, x, 2, c.network)
+		// On a slow machine a SYN is sent again, and is a connection of its own.
+		least, got := int64(math.MaxInt64), ""
+		for range 3 {
+			w.Asked(egresstest.Good)
+			got = x.Line(egresstest.Good + ":22")
+			least = min(least, w.Asked(egresstest.Good))
+		}
+		if least > c.want {
+			t.Errorf("%+v: asked %d times for %q, want %d", c.network, least, got, c.want)
+		}
+	}
 }
 
 func TestANewPolicyIsInForceWhenSetReturns(t *testing.T) {
@@ -336,7 +366,7 @@ func TestALateRequestIsNotTakenForTheNameLookedUp(t *testing.T) {
 	}{
 		{"allowed by name", network(t, "rules", "allow good.test"), nil},
 		{"denied by name", network(t, "public", "deny co.test"), nil},
-		{"recorded", network(t, "public"), &proxy.Interception{Authority: ca, All: true, Tape: note("tape")}},
+		{"recorded", network(t, "public"), &proxy.Interception{Authority: ca, All: true, Recording: note("recording")}},
 		{"secrets", network(t, "public"), &proxy.Interception{Authority: ca, Names: names("co.test"), Secrets: note("secrets")}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -9,12 +9,12 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/cove-sandbox/cove/egress/policy"
-	"github.com/cove-sandbox/cove/egress/tape"
+	"github.com/cove-sandbox/cove/egress/recording"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // A sandbox that replays has a policy that denies everything, so that nothing
-// leaves whatever the tape does. Requests end in the tape, before the policy is
+// leaves whatever the recording does. Requests end in the recording, before the policy is
 // asked.
 
 const (
@@ -28,7 +28,7 @@ const (
 	reasonReplay = "replay" // of a flow that is as it was recorded
 )
 
-// replayed are the addresses of every name on a tape, of the ranges for
+// replayed are the addresses of every name on a recording, of the ranges for
 // benchmarks and for documentation: clients connect to anything, and are told
 // apart by the name they then say.
 var (
@@ -50,8 +50,8 @@ func (b *Box) replay() Replay {
 	return b.intercept.Replay
 }
 
-// lookUpTape answers a question by the names on a tape.
-func (b *Box) lookUpTape(q *dns.Msg, f policy.Flow, known Replay) *dns.Msg {
+// lookUpRecording answers a question by the names on a recording.
+func (b *Box) lookUpRecording(q *dns.Msg, f policy.Flow, known Replay) *dns.Msg {
 	question := q.Question[0]
 	if f.Name == "" || !known.Knows(f.Name) {
 		if question.Qtype != dns.TypeAAAA { // which is asked for beside A: one miss, not two
@@ -88,7 +88,7 @@ func (b *Box) noteUnfound(q *dns.Msg) {
 	}
 }
 
-// noteReplay puts a request that a tape answered, or could not, into the flow
+// noteReplay puts a request that a recording answered, or could not, into the flow
 // log: no connection does.
 func (b *Box) noteReplay(r *http.Request, err error) {
 	if b.replay() == nil {
@@ -99,7 +99,7 @@ func (b *Box) noteReplay(r *http.Request, err error) {
 		return
 	}
 	v := policy.Verdict{Allow: true, Rule: -1, Reason: reasonReplay}
-	var miss *tape.MissError
+	var miss *recording.MissError
 	if errors.As(err, &miss) {
 		v.Allow, v.Reason = false, miss.Miss.Reason
 	}

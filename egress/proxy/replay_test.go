@@ -18,7 +18,7 @@ import (
 
 	"github.com/cove-sandbox/cove/egress/egresstest"
 	"github.com/cove-sandbox/cove/egress/proxy"
-	"github.com/cove-sandbox/cove/egress/tape"
+	"github.com/cove-sandbox/cove/egress/recording"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -65,12 +65,12 @@ func TestARecordedEpisodeIsReplayedWithTheWorldGone(t *testing.T) {
 	site := &http.Server{Handler: fickle()}
 	go site.Serve(plain)
 	t.Cleanup(func() { site.Close() })
-	lib, err := tape.OpenLibrary(tape.Config{Dir: t.TempDir()})
+	lib, err := recording.OpenLibrary(recording.Config{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { lib.Close() })
-	rec, err := lib.Record(tape.Header{ID: "abc", Tenant: "t"})
+	rec, err := lib.Record(recording.Header{ID: "abc", Tenant: "t"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestARecordedEpisodeIsReplayedWithTheWorldGone(t *testing.T) {
 	}
 
 	x := egresstest.NewAttacker(t, w, network(t, "public", "deny "+egresstest.Evil))
-	x.Box.Intercept(&proxy.Interception{Authority: ca, All: true, Tape: rec.Over, Unfound: rec.Unfound})
+	x.Box.Intercept(&proxy.Interception{Authority: ca, All: true, Recording: rec.Over, Unfound: rec.Unfound})
 	want := episode(x)
 	if reached, _ := w.Hits(); len(reached) > 1 {
 		t.Errorf("reached %q", reached)
@@ -173,13 +173,13 @@ func TestARecordedEpisodeIsReplayedWithTheWorldGone(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	p, err := lib.Play(t.Context(), "box", "abc", tape.RulesOf(sandbox.NetworkReplay{}), nil)
+	p, err := lib.Play(t.Context(), "box", "abc", recording.RulesOf(sandbox.NetworkReplay{}), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
 	y := egresstest.NewAttacker(t, w, network(t, "none"))
-	y.Box.Intercept(&proxy.Interception{Authority: ca, All: true, Tape: p.Over, Replay: p})
+	y.Box.Intercept(&proxy.Interception{Authority: ca, All: true, Recording: p.Over, Replay: p})
 	w.Hits()
 	got := episode(y)
 	if len(got) != len(want) {
@@ -225,7 +225,7 @@ func TestARecordedEpisodeIsReplayedWithTheWorldGone(t *testing.T) {
 	})
 	t.Run("nothing else", func(t *testing.T) {
 		for _, c := range []struct{ what, got, want string }{
-			{"a name on the tape", y.Ask("udp", "10.200.0.1", "good.test", dns.TypeA), "NOERROR 198.18.0.1"},
+			{"a name on the recording", y.Ask("udp", "10.200.0.1", "good.test", dns.TypeA), "NOERROR 198.18.0.1"},
 			{"the same over IPv6", y.Ask("tcp", egresstest.PublicDNS, "good.test", dns.TypeAAAA), "NOERROR 2001:db8::c0e"},
 			{"another kind of record", y.Ask("udp", "10.200.0.1", "good.test", dns.TypeTXT), "NOERROR"},
 			{"a name that is not", y.Ask("udp", egresstest.PublicDNS, "other.test", dns.TypeA), "NXDOMAIN"},

@@ -49,9 +49,10 @@ func (b *Box) serveDoor() {
 		key := ends{s.From, s.To}
 		b.mu.Lock()
 		_, again := b.callers[key]
+		again = again || b.talking[key]
 		b.mu.Unlock()
 		if again {
-			continue // it calls again while we are at it
+			continue // it called again while we were at it
 		}
 		p := b.enter(nil, func() {})
 		if p == nil {
@@ -115,20 +116,20 @@ func (b *Box) let(s netns.Syn, p *passage) (up *net.TCPConn, ok bool, how netns.
 		b.refuse(f, policy.Verdict{Rule: -1, Reason: reasonPending})
 		return nil, false, netns.Reset
 	}
-	if i != nil && i.Tape != nil {
-		// A tape answers, for addresses that are made up; or one is to have what
+	if i != nil && i.Recording != nil {
+		// A recording answers, for addresses that are made up; or one is to have what
 		// is denied, too, so that it will be denied again.
 		return nil, true, 0
 	}
 	f.Name = b.names.hint(f.Addr) // for the log
-	pol := b.current()
-	if v, refused := pol.Refuses(f, b.up.Host); refused {
-		b.refuse(f, v)
-		return nil, false, netns.Reset
-	}
-	if pol.NeedsName() || i != nil {
+	if pol := b.current(); pol.NeedsName() || i != nil {
+		if v, refused := pol.Refuses(f, b.up.Host); refused {
+			b.refuse(f, v)
+			return nil, false, netns.Reset
+		}
 		return nil, true, 0
 	}
+	// No name can matter: dial has the one answer.
 	up, err := b.dial(p, f, []netip.Addr{f.Addr})
 	if err != nil {
 		return nil, false, refusal(err)
@@ -171,6 +172,29 @@ func (b *Box) forget(key ends, c *caller) {
 func (b *Box) take(key ends) *caller {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.takeLocked(key)
+}
+
+// arrived is take for one whose connection has come about. A SYN that it sent
+// twice may be looked at only now: it is not another connection, which would
+// count for the ten seconds that it is waited for.
+func (b *Box) arrived(key ends) *caller {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.takeLocked(key)
+	if c != nil {
+		b.talking[key] = true
+	}
+	return c
+}
+
+func (b *Box) departed(key ends) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.talking, key)
+}
+
+func (b *Box) takeLocked(key ends) *caller {
 	c := b.callers[key]
 	if c == nil {
 		return nil

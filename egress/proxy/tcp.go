@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cove-sandbox/cove/egress/policy"
@@ -44,13 +43,15 @@ func (b *Box) serveTCP() {
 			}
 			continue
 		}
-		from := b.take(ends{addrPort(c.RemoteAddr()), addrPort(c.LocalAddr())})
+		key := ends{addrPort(c.RemoteAddr()), addrPort(c.LocalAddr())}
+		from := b.arrived(key)
 		if from == nil { // it took longer than we wait
 			reset(c)
 			continue
 		}
 		b.tasks.Go(func() {
 			defer b.leave(from.p)
+			defer b.departed(key)
 			if from.up != nil {
 				b.join(from.p, c, nil, from.up, nil)
 				return
@@ -278,41 +279,36 @@ func (b *Box) dial(p *passage, f policy.Flow, addrs []netip.Addr) (*net.TCPConn,
 		}
 		addrs = sortAddrs(addrs, wanted)
 	}
-	// The first that is allowed decides; those that are not are stepped over.
-	var allowed []netip.Addr
-	pol := b.current()
-	for _, a := range addrs {
-		f.Addr = a
-		if pol.Decide(f, b.up.Host).Allow {
-			allowed = append(allowed, a)
-		}
-	}
-	if len(allowed) == 0 {
-		f.Addr = addrs[0]
-		b.refuse(f, pol.Decide(f, b.up.Host))
-		return nil, errDenied
-	}
+	// The policy is asked once for each address, and for good. Those that it denies
+	// are stepped over; if it denies all, the first says why.
+	var denied policy.Verdict
 	var last error
-	for i, a := range allowed[:min(len(allowed), 3)] {
+	tried := 0
+	for i, a := range addrs {
 		f.Addr = a
+		v := b.pass(p, f)
 		if i == 0 {
-			if v := b.pass(p, f); !v.Allow {
-				return nil, errDenied
-			}
-		} else {
-			b.mu.Lock()
-			ok := b.policy.Decide(f, b.up.Host).Allow
-			p.flow = f
-			b.mu.Unlock()
-			if !ok {
-				return nil, errDenied
-			}
+			denied = v
+		}
+		if !v.Allow {
+			continue
 		}
 		c, err := b.up.Dial(ctx, "tcp", netip.AddrPortFrom(a, f.Port).String())
 		if err == nil {
 			return c.(*net.TCPConn), nil
 		}
 		last = err
+		if tried++; tried == 3 {
+			break
+		}
+	}
+	switch {
+	case tried == 0:
+		f.Addr = addrs[0]
+		b.refuse(f, denied)
+		return nil, errDenied
+	case !p.entry.snapshot().End.IsZero(): // a Set came in between
+		return nil, errDenied
 	}
 	p.entry.fail(reasonUnreachable)
 	return nil, sandbox.Errorf(sandbox.Unavailable, "egress.dial", "%s port %d: %w", f.Name, f.Port, last)
@@ -345,7 +341,7 @@ func sortAddrs(addrs []netip.Addr, wanted netip.Addr) []netip.Addr {
 const copyChunk = 256 << 10
 
 // copy moves bytes one way until their end, and hands that on.
-func (b *Box) copy(to, from *net.TCPConn, n *atomic.Int64) {
+func (b *Box) copy(to, from *net.TCPConn, n *tally) {
 	for {
 		chunk := int64(copyChunk)
 		limit := b.rate()

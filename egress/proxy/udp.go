@@ -135,7 +135,16 @@ func (b *Box) datagram(s session, packet []byte) {
 	p.end = end
 	b.sessions[s] = us
 	b.mu.Unlock()
-	if v := b.pass(p, f); !v.Allow || b.ctx.Err() != nil {
+	if v := b.pass(p, f); !v.Allow { // a Set came in between
+		b.mu.Lock()
+		delete(b.sessions, s)
+		b.mu.Unlock()
+		end()
+		b.leave(p)
+		b.refuse(f, v)
+		return
+	}
+	if b.ctx.Err() != nil {
 		end()
 	}
 	us.last.Store(time.Now().UnixNano())
@@ -157,7 +166,7 @@ func (b *Box) datagram(s session, packet []byte) {
 }
 
 // relay moves datagrams one way, until none has passed either way for udpIdle.
-func (b *Box) relay(us *udpSession, to, from *net.UDPConn, n *atomic.Int64) {
+func (b *Box) relay(us *udpSession, to, from *net.UDPConn, n *tally) {
 	defer to.Close()
 	defer from.Close()
 	buf := make([]byte, 64<<10)

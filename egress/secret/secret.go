@@ -47,11 +47,12 @@ type host struct {
 type pair struct{ from, to []byte }
 
 // Compile checks secrets and makes them ready. What is wrong is sandbox.Invalid
-// with the field, as hosts[1].
-func Compile(secrets []sandbox.Secret) (*Set, error) {
+// with the field, as hosts[1]. headers are the sandbox's own, which say where those
+// go that have no hosts.
+func Compile(secrets []sandbox.Secret, headers ...sandbox.NetworkHeader) (*Set, error) {
 	s := &Set{}
 	for _, is := range secrets {
-		b, err := compile(is)
+		b, err := compile(is, headers)
 		if err != nil {
 			return nil, err
 		}
@@ -61,12 +62,18 @@ func Compile(secrets []sandbox.Secret) (*Set, error) {
 	return s, nil
 }
 
-func compile(is sandbox.Secret) (*bound, error) {
+func compile(is sandbox.Secret, headers []sandbox.NetworkHeader) (*bound, error) {
 	if err := Validate(is); err != nil {
 		return nil, err
 	}
 	b := &bound{is: is, value: is.Value.Reveal()}
-	for _, h := range is.Hosts {
+	hosts := is.Hosts
+	for _, h := range headers {
+		if is.Floating && strings.Contains(h.Value, is.Placeholder) {
+			hosts = append(hosts, h.Domain)
+		}
+	}
+	for _, h := range hosts {
 		domain, wildcard, err := policy.Domain(h)
 		if err != nil {
 			return nil, err

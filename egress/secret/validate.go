@@ -43,6 +43,12 @@ var refused = map[string]string{
 	"proxy-authentication-info": "is for a proxy", "max-forwards": "is for a proxy", "alt-used": "says whom a request is for",
 }
 
+// Refused says that a header is none to be put into requests, and why.
+func Refused(name string) (why string, is bool) {
+	why, is = refused[strings.ToLower(name)]
+	return why, is
+}
+
 // ValidateName checks the name of a secret.
 func ValidateName(field, name string) error {
 	if !namePattern.MatchString(name) {
@@ -56,6 +62,9 @@ func ValidateName(field, name string) error {
 func Validate(s sandbox.Secret) error {
 	if err := ValidateName("name", s.Name); err != nil {
 		return err
+	}
+	if s.Floating {
+		return floating(s)
 	}
 	if len(s.Hosts) == 0 {
 		return sandbox.InvalidField("hosts", "is empty").WithHint("a secret is only ever sent to hosts it is bound to, as api.example.com")
@@ -81,8 +90,22 @@ func Validate(s sandbox.Secret) error {
 	if s.Env != "" && !envPattern.MatchString(s.Env) {
 		return sandbox.InvalidField("env", "%q is not the name of a variable", s.Env)
 	}
-	if n := len(s.Placeholder); n < minPlaceholder || n > maxPlaceholder || !placeholderPattern.MatchString(s.Placeholder) {
-		return sandbox.InvalidField("placeholder", "must be %d to %d of a-z, A-Z, 0-9, - and _", minPlaceholder, maxPlaceholder)
+	return value(s)
+}
+
+// Prefix is of every placeholder that the server makes. Those of secrets without
+// hosts have it, so that a header that may send one is known by its looks.
+const Prefix = "cove-secret-"
+
+// floating checks a secret without hosts, which headers of networks send.
+func floating(s sandbox.Secret) error {
+	switch {
+	case len(s.Hosts) > 0:
+		return sandbox.InvalidField("hosts", "are for a secret that is bound to some")
+	case s.Header != "" || s.Format != "" || s.URL || s.Body || s.AllowHTTP || s.Env != "":
+		return sandbox.InvalidField("header", "and format, url, body, allow_http and env are for a secret with hosts")
+	case !strings.HasPrefix(s.Placeholder, Prefix):
+		return sandbox.InvalidField("placeholder", "of a secret without hosts begins with %s", Prefix)
 	}
 	return value(s)
 }
@@ -112,6 +135,9 @@ func header(s sandbox.Secret) error {
 }
 
 func value(s sandbox.Secret) error {
+	if n := len(s.Placeholder); n < minPlaceholder || n > maxPlaceholder || !placeholderPattern.MatchString(s.Placeholder) {
+		return sandbox.InvalidField("placeholder", "must be %d to %d of a-z, A-Z, 0-9, - and _", minPlaceholder, maxPlaceholder)
+	}
 	v := s.Value.Reveal()
 	switch {
 	case len(v) < minValue:

@@ -2,7 +2,7 @@
 // shell in one.
 //
 // There are no passwords and no authorized keys. A user's key carries a
-// certificate of this server's own [Authority], made through the API for one
+// certificate of this server's own [LoginCA], made through the API for one
 // sandbox and a few minutes, so that the rights of SSH are those of the API at
 // that time and nothing has to be revoked.
 //

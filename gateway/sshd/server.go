@@ -27,23 +27,31 @@ type Backend interface {
 	// Machine wakes a sandbox and keeps it active until release.
 	Machine(ctx context.Context, id string) (m Machine, release func(), err error)
 	// Login says whether who had the certificate signed may still come in, by the
-	// id of their API key.
-	Login(ctx context.Context, id, key, remote string) error
+	// id of their API key. The context it returns is theirs: everything in the
+	// session is done with it.
+	Login(ctx context.Context, id, key, remote string) (context.Context, error)
+	// KeyLives is nil if that API key could still have it signed;
+	// sandbox.ErrUnauthenticated if not. It costs little.
+	KeyLives(ctx context.Context, key string) error
 	// Dial opens a stream to a port inside.
 	Dial(ctx context.Context, id string, port int) (net.Conn, error)
 }
 
-// Config of a server. Authority and Backend are required.
+// Config of a server. CA and Backend are required.
 type Config struct {
-	Authority *Authority
-	Backend   Backend
-	SFTP      []string // program inside that speaks sftp; nil = none
-	Logger    *slog.Logger
+	CA      *LoginCA
+	Backend Backend
+	SFTP    []string // program inside that speaks sftp; nil = none
+	Logger  *slog.Logger
 
 	MaxConns int // at once, in the handshake or logged in; 1024
 	// MaxStrangers is how many of one address may be in the handshake at once; 64.
 	// Without it one machine that never logs in takes every place.
 	MaxStrangers int
+	// KeyLook is how often a connection looks whether the API key behind it still
+	// lives, and ends if not; 5 s. A certificate is only looked at once, and one
+	// connection can open sessions for ever.
+	KeyLook time.Duration
 }
 
 const (
@@ -79,7 +87,10 @@ func New(cfg Config) *Server {
 	if cfg.MaxStrangers == 0 {
 		cfg.MaxStrangers = 64
 	}
-	s := &Server{cfg: cfg, ssh: cfg.Authority.config(), log: cfg.Logger, strangers: map[string]int{}}
+	if cfg.KeyLook == 0 {
+		cfg.KeyLook = 5 * time.Second
+	}
+	s := &Server{cfg: cfg, ssh: cfg.CA.config(), log: cfg.Logger, strangers: map[string]int{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -161,8 +172,8 @@ func (s *Server) serve(nc net.Conn, known func()) {
 	}
 	_ = nc.SetDeadline(time.Time{})
 	known()
-	id := conn.User()
-	refused := s.cfg.Backend.Login(ctx, id, conn.Permissions.Extensions[signedBy], nc.RemoteAddr().String())
+	id, key := conn.User(), conn.Permissions.Extensions[signedBy]
+	ctx, refused := s.cfg.Backend.Login(ctx, id, key, nc.RemoteAddr().String())
 	s.log.Info("ssh", "sandbox", id, "from", nc.RemoteAddr(), "err", refused)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -174,6 +185,7 @@ func (s *Server) serve(nc net.Conn, known func()) {
 			}
 		}
 	})
+	wg.Go(func() { s.endWithKey(ctx, key, cancel) })
 	slots := make(chan struct{}, maxChannels)
 	for nch := range chans {
 		if refused != nil {
@@ -197,6 +209,25 @@ func (s *Server) serve(nc net.Conn, known func()) {
 				_ = nch.Reject(ssh.UnknownChannelType, "session and direct-tcpip are served")
 			}
 		})
+	}
+}
+
+// endWithKey ends a connection when the API key that had its certificate signed is
+// revoked or expires.
+func (s *Server) endWithKey(ctx context.Context, key string, end context.CancelFunc) {
+	look := time.NewTicker(s.cfg.KeyLook)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+		if err := s.cfg.Backend.KeyLives(ctx, key); errors.Is(err, sandbox.ErrUnauthenticated) {
+			s.log.Info("ssh ends with its API key", "key", key, "err", err)
+			end()
+			return
+		}
 	}
 }
 

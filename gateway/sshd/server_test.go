@@ -1,15 +1,24 @@
 package sshd
 
 import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
 	"io"
 	"net"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
-func authority(t *testing.T) *Authority {
+func authority(t *testing.T) *LoginCA {
 	t.Helper()
-	a, err := OpenAuthority(t.TempDir())
+	a, err := OpenLoginCA(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -19,7 +28,7 @@ func authority(t *testing.T) *Authority {
 // One address that never logs in keeps a share of the places, no more, and gives
 // them back.
 func TestStrangersOfOneAddress(t *testing.T) {
-	s := New(Config{Authority: authority(t), MaxConns: 8, MaxStrangers: 2})
+	s := New(Config{CA: authority(t), MaxConns: 8, MaxStrangers: 2})
 	defer s.Close()
 	from := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1} }
 	var leave []func()
@@ -58,7 +67,7 @@ func TestStrangersOfOneAddress(t *testing.T) {
 
 // A connection beyond the bound is closed before a word is said.
 func TestStrangerBeyondTheBoundIsClosed(t *testing.T) {
-	s := New(Config{Authority: authority(t), MaxStrangers: 1})
+	s := New(Config{CA: authority(t), MaxStrangers: 1})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -81,5 +90,72 @@ func TestStrangerBeyondTheBoundIsClosed(t *testing.T) {
 	}
 	if n, err := dial().Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("a second stranger reads %d bytes, %v", n, err)
+	}
+}
+
+// revocable is a backend whose one API key can be revoked.
+type revocable struct {
+	Backend
+	revoked atomic.Bool
+}
+
+func (b *revocable) Login(ctx context.Context, _, _, _ string) (context.Context, error) {
+	return ctx, b.KeyLives(ctx, "key")
+}
+
+func (b *revocable) KeyLives(_ context.Context, key string) error {
+	if b.revoked.Load() || key != "key" {
+		return &sandbox.Error{Class: sandbox.Unauthenticated, Msg: "revoked"}
+	}
+	return nil
+}
+
+// A connection that is there when its API key is revoked opens nothing any more.
+func TestConnectionEndsWithItsKey(t *testing.T) {
+	ca, b := authority(t), &revocable{}
+	s := New(Config{CA: ca, Backend: b, KeyLook: time.Millisecond})
+	defer s.Close()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = s.Serve(ln) }()
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, err := ssh.NewSignerFromKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := sandbox.NewID(rand.Reader)
+	line, err := ca.Sign(id, "key", strings.TrimSpace(string(ssh.MarshalAuthorizedKey(signer.PublicKey()))), time.Now().Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, _, _, _, err := ssh.ParseAuthorizedKey([]byte(line))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := ssh.NewCertSigner(public.(*ssh.Certificate), signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := ssh.Dial("tcp", ln.Addr().String(), &ssh.ClientConfig{User: id, Auth: []ssh.AuthMethod{ssh.PublicKeys(cert)},
+		HostKeyCallback: ssh.FixedHostKey(ca.host.PublicKey()), Timeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, _, err := c.SendRequest("keepalive@openssh.com", true, nil); err != nil {
+		t.Fatal("it is not there:", err)
+	}
+	over := make(chan error, 1)
+	go func() { over <- c.Wait() }()
+	b.revoked.Store(true)
+	select {
+	case <-over:
+	case <-time.After(10 * time.Second):
+		t.Error("a connection outlives its API key")
 	}
 }

@@ -60,7 +60,7 @@ func (s *Server) session(ctx context.Context, id string, nch ssh.NewChannel) {
 		case r, ok := <-reqs:
 			if !ok { // the client closed the channel, or is gone
 				if running {
-					hangUp(m, ss.exec, ended)
+					hangUp(ctx, m, ss.exec, ended)
 				}
 				cancel()
 				return
@@ -82,13 +82,13 @@ func (s *Server) session(ctx context.Context, id string, nch ssh.NewChannel) {
 }
 
 // hangUp tells a process that whoever watched it is gone, as a terminal does.
-func hangUp(m Machine, exec string, ended <-chan struct{}) {
+func hangUp(ctx context.Context, m Machine, exec string, ended <-chan struct{}) {
 	select {
 	case <-ended:
 		return
 	default:
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), hangUpGrace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hangUpGrace)
 	defer cancel()
 	_ = m.Signal(ctx, exec, "SIGHUP", false) // it may have ended
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/guest/wire"
+	"github.com/cove-sandbox/cove/internal/notify"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -59,6 +60,8 @@ type Agent struct {
 	conns  sync.WaitGroup
 	quiet  *time.Timer // nil unless frugal
 
+	initGrace time.Duration // see the constant
+
 	callbacks callbacks
 	answers   answers
 	visitors  visitors
@@ -75,7 +78,7 @@ type Agent struct {
 	sessions  map[string]*wire.Conn
 	episode   *episode      // nil when no container is served
 	swapping  bool          // an episode was left and the next is about to come
-	swapped   chan struct{} // closed and replaced when it has, or does not
+	swapped   notify.Change // when it has, or does not
 }
 
 // New makes an agent that serves no container yet.
@@ -83,8 +86,8 @@ func New(cfg Config) *Agent {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	a := &Agent{secret: cfg.Secret, space: cfg.Space, log: cfg.Logger, budget: &budget{max: totalLogs},
-		listeners: map[net.Listener]struct{}{}, open: map[net.Conn]struct{}{}, sessions: map[string]*wire.Conn{}, swapped: make(chan struct{})}
+	a := &Agent{secret: cfg.Secret, space: cfg.Space, log: cfg.Logger, budget: &budget{max: totalLogs}, initGrace: initGrace,
+		listeners: map[net.Listener]struct{}{}, open: map[net.Conn]struct{}{}, sessions: map[string]*wire.Conn{}}
 	a.callbacks.init(cfg.Logger)
 	if cfg.Frugal {
 		a.quiet = time.AfterFunc(frugalAfter, giveBack)
@@ -311,6 +314,7 @@ func (a *Agent) enter(r wire.Req) error {
 		a.log.Warn("hostname", "err", err)
 	}
 	ep := newEpisode(a.space, r, a.budget)
+	ep.initGrace = a.initGrace
 	if !home {
 		if err := ep.makeWorkdir(); err != nil {
 			a.log.Warn("working directory", "path", ep.workdir, "err", err)
@@ -328,16 +332,15 @@ func (a *Agent) swap() (over func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.swapping = true
-	until := a.swapped
+	until := a.swapped.Next()
 	return func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if a.swapped != until {
+		if a.swapped.Next() != until {
 			return
 		}
 		a.swapping = false
-		close(a.swapped)
-		a.swapped = make(chan struct{})
+		a.swapped.Tell()
 	}
 }
 
@@ -345,6 +348,19 @@ func (a *Agent) leave() {
 	a.entering.Lock()
 	defer a.entering.Unlock()
 	a.leaveNow()
+}
+
+// scrub leaves the container and forgets all that this agent knows of the sandbox:
+// the next container is another's. What a process was killed for the kernel keeps
+// counting, and would tell the next.
+func (a *Agent) scrub() error {
+	a.leave()
+	a.callbacks.forget()
+	a.answers.forget()
+	if n := outOfMemory().total; n > 0 {
+		return sandbox.Errorf(sandbox.Precondition, "guest.scrub", "the kernel has ended %d processes over their memory limit and counts them", n)
+	}
+	return nil
 }
 
 // leaveNow is leave under entering.
@@ -377,7 +393,7 @@ func (a *Agent) next(ctx context.Context, not *episode) (*episode, error) {
 	defer late.Stop()
 	for {
 		a.mu.Lock()
-		ep, swapping, swapped := a.episode, a.swapping, a.swapped
+		ep, swapping, swapped := a.episode, a.swapping, a.swapped.Next()
 		a.mu.Unlock()
 		if ep != nil && ep != not {
 			return ep, nil

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"errors"
 	"io"
 
 	"golang.org/x/sys/unix"
@@ -103,7 +102,7 @@ func pieces(r io.Reader) source {
 // A full disk behind the output is the host's, which has the hint to it.
 func outputError(err error) error {
 	class := sandbox.Unavailable
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if sandbox.NoSpace(err) {
 		class = sandbox.DiskFull
 	}
 	return sandbox.Errorf(class, "", "output: %w", err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/guest/agent"
+	"github.com/cove-sandbox/cove/guest/wire"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -239,5 +240,43 @@ func TestATarThatIsNoneIsRefused(t *testing.T) {
 		if _, err := bulk(root, guest.BulkOp{Kind: "untar", Path: "/"}, strings.NewReader(in)); !errors.Is(err, sandbox.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// A small tar comes with its request, and is as hostile as one in a transfer.
+func TestUntarRequest(t *testing.T) {
+	b := newBox(t)
+	read := func(r io.Reader) []byte {
+		data, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	good := read(pack(t, tar.Header{Typeflag: tar.TypeDir, Name: "d", Mode: 0o750}, tar.Header{Typeflag: tar.TypeReg, Name: "d/f", Mode: 0o600}))
+	for range 2 { // again is the same
+		if err := b.Untar(t.Context(), "/made/for/it", good, sandbox.WriteOptions{Parents: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if info, err := b.Stat(t.Context(), "/made/for/it/d/f"); err != nil || info.Mode != 0o600 {
+		t.Errorf("%+v %v", info, err)
+	}
+	for name, c := range map[string]struct {
+		path string
+		tar  []byte
+		want error
+	}{
+		"no directory": {"/none", good, sandbox.ErrNotFound},
+		"climbing":     {"/made", read(pack(t, tar.Header{Typeflag: tar.TypeReg, Name: "../x"})), sandbox.ErrInvalid},
+		"cut off":      {"/made", good[:700], sandbox.ErrInvalid},
+		"too large":    {"/made", make([]byte, wire.MaxUntar+1), sandbox.ErrTooLarge},
+	} {
+		if err := b.Untar(t.Context(), c.path, c.tar, sandbox.WriteOptions{}); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := b.Untar(t.Context(), "/made", good, sandbox.WriteOptions{}); err != nil {
+		t.Errorf("after those that were refused: %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cove-sandbox/cove/guest/wire"
+	"github.com/cove-sandbox/cove/internal/notify"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -41,19 +42,14 @@ type callbacks struct {
 	port    int
 	last    int64 // id of the newest caller; ids are never used again
 	callers map[int64]*caller
-	changed chan struct{} // closed, and replaced, at any of these: a caller more or less, another listener
+	changed notify.Change // a caller more or less, or another listener
 	asking  int           // accepts under way
 	lease   *deadline     // nil while one is
 	closed  bool
 }
 
 func (c *callbacks) init(log *slog.Logger) {
-	c.log, c.callers, c.changed = log, map[int64]*caller{}, make(chan struct{})
-}
-
-func (c *callbacks) changedLocked() {
-	close(c.changed)
-	c.changed = make(chan struct{})
+	c.log, c.callers = log, map[int64]*caller{}
 }
 
 func (c *callbacks) listening() bool {
@@ -114,7 +110,7 @@ func (c *callbacks) start(token string, port int) error {
 
 // acceptFrom takes connections until the listener closes.
 func (c *callbacks) acceptFrom(ln net.Listener) {
-	for c.awaitRoom(ln) {
+	for c.awaitSlot(ln) {
 		nc, err := ln.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
@@ -128,7 +124,7 @@ func (c *callbacks) acceptFrom(ln net.Listener) {
 		if c.ln == ln {
 			c.last++
 			c.callers[c.last] = newCaller(nc.(*net.TCPConn))
-			c.changedLocked()
+			c.changed.Tell()
 		} else {
 			nc.Close()
 		}
@@ -136,13 +132,13 @@ func (c *callbacks) acceptFrom(ln net.Listener) {
 	}
 }
 
-// awaitRoom waits until one more may be taken; false if the listener is no more.
-func (c *callbacks) awaitRoom(ln net.Listener) bool {
+// awaitSlot waits until one more may be taken; false if the listener is no more.
+func (c *callbacks) awaitSlot(ln net.Listener) bool {
 	for {
 		c.mu.Lock()
-		ours, room, changed := c.ln == ln, len(c.callers) < maxCallers, c.changed
+		ours, free, changed := c.ln == ln, len(c.callers) < maxCallers, c.changed.Next()
 		c.mu.Unlock()
-		if !ours || room {
+		if !ours || free {
 			return ours
 		}
 		<-changed
@@ -191,7 +187,7 @@ func (c *callbacks) accept(ctx context.Context, token string, after int64) ([]in
 		if len(ids) > 0 {
 			return ids, nil
 		}
-		changed := c.changed
+		changed := c.changed.Next()
 		c.mu.Unlock()
 		select {
 		case <-changed:
@@ -216,7 +212,7 @@ func (c *callbacks) drop(id int64) {
 	k := c.callers[id]
 	if k != nil {
 		delete(c.callers, id)
-		c.changedLocked()
+		c.changed.Tell()
 	}
 	c.mu.Unlock()
 	if k != nil {
@@ -240,6 +236,14 @@ func (c *callbacks) forsake() {
 	c.stopLocked()
 }
 
+// forget ends the listener and all callers, of whom nobody is left.
+func (c *callbacks) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forsakeLocked(false)
+	c.stopLocked()
+}
+
 func (c *callbacks) forsakeLocked(say bool) {
 	for id, k := range c.callers {
 		delete(c.callers, id)
@@ -248,7 +252,7 @@ func (c *callbacks) forsakeLocked(say bool) {
 		}
 		k.conn.Close()
 	}
-	c.changedLocked()
+	c.changed.Tell()
 }
 
 // stop ends the listener of a token, and no other.

@@ -14,25 +14,14 @@ import (
 
 	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/guest/wire"
+	"github.com/cove-sandbox/cove/internal/testport"
 	"github.com/cove-sandbox/cove/sandbox"
 )
-
-// freePort is one that nothing has on the callback address. Another may take it
-// before we do; nobody here does.
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp4", wire.CallbackAddr+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
 
 // callbacks listens inside; call connects as code inside does.
 func callbacks(t *testing.T, b *box) (l *guest.Listener, call func() *net.TCPConn) {
 	t.Helper()
-	l, err := b.Listen(t.Context(), freePort(t))
+	l, err := b.Listen(t.Context(), testport.Free(t, wire.CallbackAddr))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,6 +54,13 @@ func TestCallbackSurvivesCuts(t *testing.T) {
 	l, call := callbacks(t, b)
 	in := call()
 	out := accept(t, l)
+	go func() { // a host asks on: what nobody asks for lives 10 s, which may be too short for the bytes
+		for {
+			if _, err := l.Accept(); err != nil {
+				return
+			}
+		}
+	}()
 	want := randomBytes(8 << 20)
 	ctx, stop := context.WithCancel(t.Context())
 	parked := make(chan int, 1)
@@ -255,11 +251,9 @@ func TestCallbackFlood(t *testing.T) {
 	b := newBox(t)
 	l, call := callbacks(t, b)
 	const most = 512
-	for range most {
-		call()
-	}
-	got := make(chan net.Conn)
+	got := make(chan net.Conn, most) // it is asked for all the time, as a host does: else the listener ends after 10 s
 	go func() {
+		defer close(got)
 		for {
 			c, err := l.Accept()
 			if err != nil {
@@ -268,9 +262,16 @@ func TestCallbackFlood(t *testing.T) {
 			got <- c
 		}
 	}()
+	for range most {
+		call()
+	}
 	var conns []net.Conn
 	for range most {
-		conns = append(conns, <-got)
+		c, ok := <-got
+		if !ok {
+			t.Fatalf("the listener ended after %d", len(conns))
+		}
+		conns = append(conns, c)
 	}
 	fmt.Fprint(call(), "late")
 	select {
@@ -279,7 +280,10 @@ func TestCallbackFlood(t *testing.T) {
 	case <-time.After(20 * time.Millisecond):
 	}
 	conns[7].Close()
-	late := <-got
+	late, ok := <-got
+	if !ok {
+		t.Fatal("the listener ended")
+	}
 	p := make([]byte, 4)
 	if _, err := io.ReadFull(late, p); err != nil || string(p) != "late" {
 		t.Errorf("%q %v", p, err)

@@ -123,15 +123,3 @@ func copyOut(st *wire.Stream, in *net.TCPConn) error {
 		return st.CloseWrite()
 	}
 }
-
-// writeNow writes what a socket takes without waiting. An error of it is seen by
-// the next that waits.
-func writeNow(rc syscall.RawConn) func([]byte) int {
-	return func(p []byte) (n int) {
-		_ = rc.Write(func(fd uintptr) bool {
-			n, _ = retryEINTR(func() (int, error) { return unix.Write(int(fd), p) })
-			return true
-		})
-		return max(n, 0)
-	}
-}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/guest"
+	"github.com/cove-sandbox/cove/internal/testport"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -164,13 +165,7 @@ func isTimeout(err error) bool {
 
 func TestConnectToNothing(t *testing.T) {
 	b := newBox(t)
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	l.Close()
-	_, err = b.Connect(t.Context(), port)
+	_, err := b.Connect(t.Context(), testport.Free(t, "127.0.0.1"))
 	if !errors.Is(err, sandbox.ErrPortClosed) || !errors.Is(err, sandbox.ErrPrecondition) {
 		t.Fatalf("%v", err)
 	}

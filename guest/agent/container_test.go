@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/guest/agent"
@@ -149,7 +150,7 @@ func TestFilesAreThoseOfTheContainer(t *testing.T) {
 	if r := b.sh(t, "cat", "cat /mnt/a/b/file"); r.stdout.String() != "inside" {
 		t.Errorf("%q", r.stdout.String())
 	}
-	if files, _, err := b.List(ctx, "/mnt", guest.ListOptions{Depth: 3}); err != nil || len(files) < 3 {
+	if files, _, err := b.List(ctx, "/mnt", sandbox.ListOptions{Depth: 3}); err != nil || len(files) < 3 {
 		t.Errorf("%v %v", err, files)
 	}
 	if err := b.Chmod(ctx, "/mnt/a", 0o700, true); err != nil {
@@ -208,7 +209,7 @@ func TestTheListShowsTheContainerAndNotTheAgent(t *testing.T) {
 }
 
 func TestKillingEverythingInsideHurtsOnlyTheInside(t *testing.T) {
-	b, c := enterContainer(t)
+	b, _ := enterContainer(t)
 	_, live := b.background(t, sandbox.ProcessSpec{ExecID: "live", Command: `sleep 300`})
 	b.sh(t, "massacre", `kill -9 -1; echo alive`)
 	if r := <-live; r.end.Cause != sandbox.Signalled || r.end.Signal != "SIGKILL" {
@@ -217,7 +218,13 @@ func TestKillingEverythingInsideHurtsOnlyTheInside(t *testing.T) {
 	if r := b.sh(t, "after", `echo fine`); r.stdout.String() != "fine\n" {
 		t.Errorf("%q", r.stdout.String())
 	}
+}
 
+func TestTheEndOfInitIsTheCauseOfTheOthers(t *testing.T) {
+	c := newContainer(t)
+	b := serve(t, agent.NewContainerSpace())
+	b.agent.SetInitGrace(time.Minute) // the kernel needs longer for it on a loaded machine
+	must(t, b.Enter(t.Context(), guest.Container{InitPID: c.pid()}))
 	_, last := b.background(t, sandbox.ProcessSpec{ExecID: "last", Command: `sleep 300`})
 	waited := make(chan error, 1)
 	go func() { waited <- b.WaitInit(t.Context()) }()

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -35,17 +36,19 @@ const (
 // episode is everything between Enter and Leave: one container and the
 // processes started in it through the API.
 type episode struct {
-	space    Space
-	initPID  int
-	workdir  string
-	user     string
-	token    string // makes marks unique among agents that share a /proc
-	userDB   userDB
-	budget   *budget
-	initGone <-chan struct{} // nil without an init
-	over     chan struct{}   // closed by leave
-	running  sync.WaitGroup  // processes not yet reaped
-	clock    execClock
+	space     Space
+	initPID   int
+	workdir   string
+	user      string
+	token     string // makes marks unique among agents that share a /proc
+	fixed     bool   // marks count execs, and do not name them: of a deterministic sandbox, which has its own /proc
+	userDB    userDB
+	budget    *budget
+	initGone  <-chan struct{} // nil without an init
+	initGrace time.Duration
+	over      chan struct{}  // closed by leave
+	running   sync.WaitGroup // processes not yet reaped
+	clock     execClock
 
 	mu     sync.Mutex
 	env    []string // replaced, never changed in place
@@ -86,7 +89,18 @@ func newEpisode(sp Space, r wire.Req, b *budget) *episode {
 	if ep.workdir == "" {
 		ep.workdir = "/"
 	}
+	if ep.fixed = sp.contained() && r.Hostname == sandbox.DeterministicName; ep.fixed {
+		ep.token = sandbox.DeterministicName
+	}
 	return ep
+}
+
+// markLocked is the mark of the next exec.
+func (ep *episode) markLocked(id string) string {
+	if ep.fixed {
+		id = strconv.Itoa(len(ep.execs) + len(ep.graves) + 1)
+	}
+	return markKey + "=" + ep.token + ":" + id
 }
 
 func checkExecID(id string) error {
@@ -125,7 +139,7 @@ func (ep *episode) reserve(spec *sandbox.ProcessSpec) (ex *exec, fresh bool, err
 		return nil, false, &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("this episode has run %d processes, the most it can remember", maxIDs),
 			Hint: "reset the sandbox or make a new one"}
 	}
-	ex = &exec{id: spec.ExecID, mark: markKey + "=" + ep.token + ":" + spec.ExecID, ep: ep, log: &outlog{budget: ep.budget},
+	ex = &exec{id: spec.ExecID, mark: ep.markLocked(spec.ExecID), ep: ep, log: &outlog{budget: ep.budget},
 		started: make(chan struct{}), done: make(chan struct{}), input: make(chan struct{}, 1),
 		args: listedArgs(spec), user: spec.User, cwd: spec.Cwd, pty: spec.PTY != nil, interactive: spec.PTY != nil || spec.Stdin, startedAt: time.Now(), stoodAtStart: ep.clock.stood()}
 	if ex.user == "" {
@@ -296,8 +310,22 @@ func (ep *episode) markedID(pid int) string {
 	env, _ := readProc(fmt.Sprintf("/proc/%d/environ", pid), maxEnviron)
 	prefix := markKey + "=" + ep.token + ":"
 	for kv := range strings.SplitSeq(string(env), "\x00") {
-		if id, ok := strings.CutPrefix(kv, prefix); ok {
+		id, ok := strings.CutPrefix(kv, prefix)
+		if ok && ep.fixed {
+			return ep.idOf(kv)
+		}
+		if ok {
 			return clip(id, maxExecID)
+		}
+	}
+	return ""
+}
+
+// idOf is the exec of a mark that does not name it.
+func (ep *episode) idOf(mark string) string {
+	for _, ex := range ep.all() {
+		if ex.mark == mark {
+			return ex.id
 		}
 	}
 	return ""
@@ -316,6 +344,7 @@ func (ep *episode) leave() {
 	ep.left = true
 	close(ep.over)
 	execs := append([]*exec(nil), ep.order...)
+	ran := len(ep.execs)+len(ep.graves) > 0
 	ep.mu.Unlock()
 	leaders := map[int]bool{}
 	starting := false
@@ -330,7 +359,9 @@ func (ep *episode) leave() {
 			leaders[pid] = true // of the others the mark is enough, and their pids may be anyone's by now
 		}
 	}
-	if !ep.space.contained() { // otherwise the container is destroyed, which is faster and more thorough
+	// Of what is contained the container is destroyed, which is faster and more thorough. Where
+	// nothing ran nothing is left, and all processes of the machine need not be looked at.
+	if ran && !ep.space.contained() {
 		tree{leaders: leaders, mark: markKey + "=" + ep.token + ":", all: true}.kill()
 	}
 	if ep.space.contained() && starting {

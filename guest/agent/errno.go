@@ -28,6 +28,8 @@ func fileError(path string, err error) error {
 		return errReset()
 	case errors.Is(err, fs.ErrClosed):
 		return mk(sandbox.Unavailable, "%s: %v", path, err)
+	case sandbox.NoSpace(err):
+		return &sandbox.Error{Class: sandbox.DiskFull, Msg: "no space left for " + path, Hint: "remove files inside or create the sandbox with more disk"}
 	case !ok:
 		return &sandbox.Error{Class: sandbox.Internal, Msg: path, Err: err}
 	}
@@ -58,8 +60,6 @@ func fileError(path string, err error) error {
 		return &sandbox.Error{Class: sandbox.Invalid, Field: "path", Msg: "name too long"}
 	case unix.EINVAL:
 		return &sandbox.Error{Class: sandbox.Invalid, Field: "path", Msg: "not possible for this path: " + path}
-	case unix.ENOSPC, unix.EDQUOT:
-		return &sandbox.Error{Class: sandbox.DiskFull, Msg: "no space left for " + path, Hint: "remove files inside or create the sandbox with more disk"}
 	case unix.EIO:
 		// Of /proc/PID/mem and the like; the writable layer's own are the host's.
 		return mk(sandbox.Precondition, "cannot be read or written there: %s", path)

@@ -122,7 +122,7 @@ func (ex *exec) closeStdin(c *child) error {
 // end is the exec's end.
 func (ex *exec) wait(c *child) {
 	defer ex.ep.running.Done()
-	status := ex.reap(c)
+	status, usage := ex.reap(c)
 	at := time.Now()
 	for _, p := range c.pumps {
 		p.finish()
@@ -131,7 +131,8 @@ func (ex *exec) wait(c *child) {
 		<-p.drained
 	}
 	ex.killing.Wait()
-	end := sandbox.ProcessEnd{End: ex.cause(status), OutputBytes: ex.log.total(), Duration: at.Sub(ex.startedAt) - (ex.ep.clock.stood() - ex.stoodAtStart)}
+	end := sandbox.ProcessEnd{End: ex.cause(status), OutputBytes: ex.log.total(), Duration: at.Sub(ex.startedAt) - (ex.ep.clock.stood() - ex.stoodAtStart),
+		CPUTime: time.Duration(usage.Utime.Nano() + usage.Stime.Nano()), PeakMemory: usage.Maxrss << 10}
 	end.At = at
 
 	ex.mu.Lock()
@@ -158,12 +159,14 @@ func (ex *exec) wait(c *child) {
 
 // reap waits for the main process without holding a thread: its pidfd becomes
 // readable when it has ended.
-func (ex *exec) reap(c *child) unix.WaitStatus {
+// What it used includes the children that it waited for.
+func (ex *exec) reap(c *child) (unix.WaitStatus, unix.Rusage) {
 	var status unix.WaitStatus
+	var usage unix.Rusage
 	collect := func(flags int) bool {
 		ex.mu.Lock()
 		defer ex.mu.Unlock()
-		n, err := retryEINTR(func() (int, error) { return unix.Wait4(c.pid, &status, flags, nil) })
+		n, err := retryEINTR(func() (int, error) { return unix.Wait4(c.pid, &status, flags, &usage) })
 		ex.reaped = n == c.pid || err != nil
 		return ex.reaped
 	}
@@ -178,7 +181,7 @@ func (ex *exec) reap(c *child) unix.WaitStatus {
 	for pause := time.Millisecond; !collect(unix.WNOHANG); pause = min(2*pause, 100*time.Millisecond) {
 		time.Sleep(pause)
 	}
-	return status
+	return status, usage
 }
 
 // cause says why it ended: the reason we had, else what the kernel reports.
@@ -203,8 +206,12 @@ func (ex *exec) cause(ws unix.WaitStatus) sandbox.End {
 	case ws.Signaled() && ws.Signal() == unix.SIGKILL && ex.ep.initGone != nil:
 		select {
 		case <-ex.ep.initGone:
+		case <-time.After(ex.ep.initGrace):
+		}
+		select { // both, where this process had no CPU for so long
+		case <-ex.ep.initGone:
 			end.Cause, end.Detail = sandbox.InitKilled, "the container's init was killed"
-		case <-time.After(initGrace):
+		default:
 		}
 	}
 	return end

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"path"
 	"time"
 
@@ -34,9 +35,15 @@ func (s *session) file(ep *episode, r wire.Req, body *content) error {
 	case wire.OpWrite:
 		info, err := ep.write(p, opt, body.each)
 		return s.reply(wire.Res{File: info}, fileError(p, err))
+	case wire.OpUntar:
+		tar, err := body.whole(wire.MaxUntar)
+		if err != nil {
+			return err
+		}
+		return s.reply(wire.Res{}, fileError(p, ep.untar(p, opt, bytes.NewReader(tar))))
 	case wire.OpTrust:
-		var cert []byte
-		if err := body.each(func(b []byte) error { cert = append(cert, b...); return nil }); err != nil {
+		cert, err := body.whole(wire.MaxContent)
+		if err != nil {
 			return err
 		}
 		for i, path := range r.Paths {
@@ -53,7 +60,7 @@ func (s *session) file(ep *episode, r wire.Req, body *content) error {
 		info, err := ep.info(p)
 		return s.reply(wire.Res{File: info}, fileError(p, err))
 	case wire.OpList:
-		files, truncated, err := ep.list(p, r.Depth, r.Limit)
+		files, truncated, err := ep.list(p, r.Depth, r.Limit, r.Flag)
 		return s.reply(wire.Res{Files: files, Truncated: truncated}, fileError(p, err))
 	case wire.OpMkdir:
 		info, err := ep.mkdir(p, opt)
@@ -69,6 +76,12 @@ func (s *session) file(ep *episode, r wire.Req, body *content) error {
 		return s.reply(wire.Res{}, fileError(p, ep.remove(p, r.Flag)))
 	case wire.OpChmod:
 		return s.reply(wire.Res{}, fileError(p, ep.chmod(p, r.Mode, r.Flag)))
+	case wire.OpSetAttrs:
+		if err := sandbox.ValidateAttributes("attributes", r.Attributes); err != nil {
+			return err
+		}
+		info, err := ep.setAttributes(p, r.Attributes)
+		return s.reply(wire.Res{File: info}, fileError(p, err))
 	case wire.OpChown:
 		return s.reply(wire.Res{}, fileError(p, ep.chown(p, r.User, r.Flag)))
 	}
@@ -120,6 +133,7 @@ func (d describer) at(dir int, name, p string) (sandbox.FileInfo, error) {
 	if fi.Type == sandbox.Symlink {
 		fi.Target, _ = readlinkat(dir, name)
 	}
+	fi.Attributes = attributesAt(dir, name, fi.Type)
 	return fi, nil
 }
 
@@ -156,6 +170,7 @@ func (ep *episode) infoFD(p string, fd int) (*sandbox.FileInfo, error) {
 			return err
 		}
 		fi = ep.describer().info(p, &st)
+		fi.Attributes = attributes(fd)
 		return nil
 	})
 	return &fi, err

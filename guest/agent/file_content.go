@@ -179,8 +179,10 @@ func (ep *episode) writeInPlace(p string, opt sandbox.WriteOptions, src source) 
 	var at int64
 	if opt.Append {
 		at = st.Size
-	} else if err := unix.Ftruncate(fd, 0); err != nil {
-		return nil, err
+	} else if st.Size > 0 { // of nothing it would be a change that watchers are told of
+		if err := unix.Ftruncate(fd, 0); err != nil {
+			return nil, err
+		}
 	}
 	if created {
 		mode := opt.Mode

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"os"
 	"path"
 	"strings"
 
@@ -49,10 +50,11 @@ func openParent(sp Space, p string) (dir int, name string, err error) {
 // choose.
 type owner struct{ uid, gid int }
 
-// fileOwner resolves opt.User. It runs on a thread inside.
+// fileOwner resolves opt.User. It runs on a thread inside. Where there are no users
+// of the container's own, root can still give files away.
 func (ep *episode) fileOwner(user string) (*owner, error) {
 	id, err := ep.identity(user)
-	if err != nil || !ep.space.users() {
+	if err != nil || !ep.space.users() && os.Geteuid() != 0 {
 		return nil, err
 	}
 	return &owner{int(id.uid), int(id.gid)}, nil

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -158,7 +157,7 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 		"remove the root":       {b.Remove(ctx, "/", true), sandbox.ErrInvalid},
 		"move nothing":          {first(b.Move(ctx, "/none", "/x")), sandbox.ErrNotFound},
 		"move into itself":      {first(b.Move(ctx, "/dir", "/dir/full/x")), sandbox.ErrInvalid},
-		"list a file":           {third(b.List(ctx, "/file", guest.ListOptions{})), sandbox.ErrPrecondition},
+		"list a file":           {third(b.List(ctx, "/file", sandbox.ListOptions{})), sandbox.ErrPrecondition},
 		"chown to nobody known": {b.Chown(ctx, "/file", "no-such-user", false), sandbox.ErrInvalid},
 		"chmod out of range":    {b.Chmod(ctx, "/file", 0o10000, false), sandbox.ErrInvalid},
 		"watch nothing":         {b.Watch(ctx, "/none", false, nil), sandbox.ErrNotFound},
@@ -257,7 +256,7 @@ func TestListByDepthAndLimit(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(b.root, "t/a/f"), []byte("1234"), 0o600))
 	must(t, os.Symlink("/t", filepath.Join(b.root, "t/again")))
 	names := func(depth, limit int) (string, bool) {
-		files, cut, err := b.List(t.Context(), "/t", guest.ListOptions{Depth: depth, Limit: limit})
+		files, cut, err := b.List(t.Context(), "/t", sandbox.ListOptions{Depth: depth, Limit: limit})
 		must(t, err)
 		var s []string
 		for _, f := range files {
@@ -274,7 +273,7 @@ func TestListByDepthAndLimit(t *testing.T) {
 			t.Errorf("depth %d limit %d: %q %v", c.depth, c.limit, got, cut)
 		}
 	}
-	if _, _, err := b.List(t.Context(), "/t", guest.ListOptions{Depth: -1}); !errors.Is(err, sandbox.ErrInvalid) {
+	if _, _, err := b.List(t.Context(), "/t", sandbox.ListOptions{Depth: -1}); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Error(err)
 	}
 }

@@ -137,8 +137,9 @@ func (ep *episode) openDir(p string) (int, error) {
 	return fd, err
 }
 
-// list describes what is below a directory.
-func (ep *episode) list(p string, depth, limit int) (files []sandbox.FileInfo, truncated bool, err error) {
+// list describes what is below a directory, with its attributes if they are asked
+// for: each file is opened for them.
+func (ep *episode) list(p string, depth, limit int, attrs bool) (files []sandbox.FileInfo, truncated bool, err error) {
 	if depth < 0 {
 		return nil, false, sandbox.InvalidField("depth", "must not be negative")
 	}
@@ -170,6 +171,12 @@ func (ep *episode) list(p string, depth, limit int) (files []sandbox.FileInfo, t
 		fi := d.info(child, st)
 		if fi.Type == sandbox.Symlink {
 			fi.Target, _ = readlinkat(dir, name)
+		}
+		if attrs {
+			fi.Attributes = attributesAt(dir, name, fi.Type)
+			for k, v := range fi.Attributes {
+				size += len(k) + len(v)
+			}
 		}
 		size += 2*len(child) + len(fi.Target) + len(fi.Owner) + len(fi.Group) + 200
 		files = append(files, fi)

@@ -124,6 +124,10 @@ func (a *Agent) thaw() {
 // minSecret bytes a secret has at least.
 const minSecret = 16
 
+// namedWithin is how long a copy is held for its own line in /etc/hosts: writing it
+// takes a tenth of a millisecond.
+const namedWithin = 100 * time.Millisecond
+
 // rekey makes the agent of a restored kernel one of its own: another secret,
 // the environment and the process limit of its sandbox, and a running clock.
 // Connections made with the old secret end, but for this one: who has it gave
@@ -132,36 +136,91 @@ func (s *session) rekey(r wire.Req) error {
 	if len(r.Secret) < minSecret {
 		return sandbox.InvalidField("secret", "must have at least %d bytes, has %d", minSecret, len(r.Secret))
 	}
-	a := s.agent
-	if ep, err := a.current(); err == nil {
+	a, named := s.agent, make(chan struct{})
+	if ep, err := a.current(); err != nil {
+		close(named)
+	} else {
 		if err := ep.space.processes().limit(r.Pids); err != nil {
 			return sandbox.Errorf(sandbox.Unavailable, "guest.rekey", "pids limit: %w", err)
 		}
-		ep.setEnv(r.Env)
+		if !r.Stay {
+			ep.setEnv(r.Env)
+		}
 		if err := setHostname(ep.space, r.Hostname); err != nil {
 			a.log.Warn("hostname", "err", err)
 		}
-		// Code runs inside, which could hold up who writes its files.
+		// Code runs inside, which could hold up who writes its files: it is waited for,
+		// since a copy begins with its name, but not for long.
 		go func() {
+			defer close(named)
 			if err := nameSelf(ep.space, ep.space.files, r.Hostname); err != nil {
 				a.log.Warn("/etc/hosts", "err", err)
 			}
 		}()
 	}
-	if !r.Flag {
+	if !r.Flag && !r.Stay {
 		a.callbacks.forsake()
 		a.visitors.hangUp() // whoever is outside talks to the sandbox that this was
 	}
-	a.thaw()
+	if !r.Stay { // it is somebody's from now on
+		a.thaw()
+	}
+	a.resecret(s, r.Secret)
+	timer := time.NewTimer(namedWithin)
+	defer timer.Stop()
+	select {
+	case <-named:
+	case <-timer.C:
+	}
+	if ep, err := a.current(); err == nil && r.Stay && r.Spec != nil {
+		if err := ep.rehearse(r.Spec); err != nil {
+			return err
+		}
+	}
+	return s.reply(wire.Res{}, nil)
+}
+
+// rehearsalMost bounds what takes 20 ms. Nothing of the container's runs meanwhile, but
+// what the container's files are its code has decided.
+const rehearsalMost = 5 * time.Second
+
+// rehearse runs a process that no list ever shows, so that the next is not the first.
+func (ep *episode) rehearse(spec *sandbox.ProcessSpec) error {
+	ex := &exec{mark: markKey + "=" + ep.token + ":", ep: ep, log: &outlog{budget: ep.budget}}
+	c, err := ep.spawn(spec, ex.mark, ex.log)
+	if err != nil {
+		return err
+	}
+	late := time.AfterFunc(rehearsalMost, func() { _ = c.group.kill() })
+	status, _ := ex.reap(c)
+	inTime := late.Stop()
+	for _, p := range c.pumps {
+		p.finish()
+	}
+	for _, p := range c.pumps {
+		<-p.drained
+		p.close()
+	}
+	c.pidfd.Close()
+	ex.log.close()
+	ep.budget.forget(ex.log)
+	c.group.remove()
+	if !inTime || status != 0 {
+		return sandbox.Errorf(sandbox.Unavailable, "guest.rehearse", "the process ended with status %d", status)
+	}
+	return nil
+}
+
+// resecret replaces the secret, and ends every connection but that of a session.
+func (a *Agent) resecret(but *session, secret []byte) {
 	a.mu.Lock()
-	a.secret = r.Secret
+	defer a.mu.Unlock()
+	a.secret = secret
 	for c := range a.open {
-		if c != s.conn.Conn {
+		if c != but.conn.Conn {
 			c.Close()
 		}
 	}
-	a.mu.Unlock()
-	return s.reply(wire.Res{}, nil)
 }
 
 // setEnv replaces the environment that processes start from; nil leaves it.

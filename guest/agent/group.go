@@ -74,7 +74,7 @@ func (g *group) limit(n int64) error {
 	return os.WriteFile(filepath.Join(g.dir, "pids.max"), []byte(strconv.FormatInt(n, 10)), 0)
 }
 
-// sub makes the group of one exec. Its processes are born in it and cannot
+// sub makes the group of one exec. Its processes are started in it and cannot
 // leave, whatever they do to their session, parent and environment: it is the
 // root of their cgroup namespace.
 func (g *group) sub() (*subgroup, error) {
@@ -94,7 +94,7 @@ func (g *group) sub() (*subgroup, error) {
 }
 
 // sweep removes the groups made so far that an exec left behind, because a
-// daemon outlived it. Later ones may be empty and about to be born into.
+// daemon outlived it. Later ones may be empty and about to get their first process.
 func (g *group) sweep(upTo int64) {
 	ents, _ := os.ReadDir(g.dir)
 	for _, e := range ents {
@@ -116,7 +116,7 @@ func (g *group) close() {
 // subgroup is the cgroup of one exec. Nil does nothing.
 type subgroup struct {
 	dir string
-	fd  int // to be born in it; -1 after started
+	fd  int // to start a process in it; -1 after started
 }
 
 // into is what a clone takes, 0 for none (which is never ours: it is stdin).

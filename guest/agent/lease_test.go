@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,17 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cove-sandbox/cove/guest/wire"
+	"github.com/cove-sandbox/cove/internal/testport"
 )
 
 // The listener lives on a lease that only a host that asks for connections
 // keeps, and that does not run while the sandbox stands still.
 func TestCallbackLease(t *testing.T) {
-	l, err := net.Listen("tcp4", wire.CallbackAddr+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	l.Close()
+	port := testport.Free(t, wire.CallbackAddr)
 	var c callbacks
 	c.init(slog.New(slog.DiscardHandler))
 	defer c.close()

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/cove-sandbox/cove/guest/wire"
@@ -76,4 +77,20 @@ func (s *session) once(r wire.Req, body *content) error {
 	}
 	close(a.given)
 	return err
+}
+
+// forget drops every answer that was given. Who asks for one again gets it made
+// again, by another sandbox: the host asks nothing of one that is gone.
+func (as *answers) forget() {
+	as.mu.Lock()
+	defer as.mu.Unlock()
+	as.order = slices.DeleteFunc(as.order, func(id string) bool {
+		select {
+		case <-as.byID[id].given:
+			delete(as.byID, id)
+			return true
+		default: // under way, as is the one that forgets
+			return false
+		}
+	})
 }

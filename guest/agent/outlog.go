@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cove-sandbox/cove/internal/notify"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -28,7 +29,7 @@ type outlog struct {
 	end     int64 // offset behind the last byte produced
 	closed  bool  // no output will follow
 	readers map[*logReader]struct{}
-	changed chan struct{} // closed at the next change; nil when nobody waits
+	changed notify.Change
 
 	forgotten bool // nothing but an attached reader needs it any more
 }
@@ -42,21 +43,6 @@ type segment struct {
 }
 
 func (s segment) end() int64 { return s.offset + int64(len(s.data)) }
-
-// wakeLocked tells whoever waits for a change.
-func (l *outlog) wakeLocked() {
-	if l.changed != nil {
-		close(l.changed)
-		l.changed = nil
-	}
-}
-
-func (l *outlog) changeLocked() <-chan struct{} {
-	if l.changed == nil {
-		l.changed = make(chan struct{})
-	}
-	return l.changed
-}
 
 // append adds a copy of p and drops what the cap asks for and no attached
 // reader still needs.
@@ -83,7 +69,7 @@ func (l *outlog) append(s sandbox.Stream, p []byte) {
 		rest = rest[n:]
 	}
 	dropped := l.trimLocked(l.budget.logCap())
-	l.wakeLocked()
+	l.changed.Tell()
 	l.mu.Unlock()
 	l.budget.add(grown - dropped)
 }
@@ -113,16 +99,16 @@ func (l *outlog) needLocked() int64 {
 	return need
 }
 
-// waitRoom returns when a byte may be added without an attached reader losing
+// waitSpace returns when a byte may be added without an attached reader losing
 // one, or when stop is closed.
-func (l *outlog) waitRoom(stop <-chan struct{}) {
+func (l *outlog) waitSpace(stop <-chan struct{}) {
 	for {
 		l.mu.Lock()
 		if len(l.readers) == 0 || l.end-l.needLocked() < l.budget.logCap() {
 			l.mu.Unlock()
 			return
 		}
-		ch := l.changeLocked()
+		ch := l.changed.Next()
 		l.mu.Unlock()
 		select {
 		case <-ch:
@@ -136,7 +122,7 @@ func (l *outlog) waitRoom(stop <-chan struct{}) {
 func (l *outlog) close() {
 	l.mu.Lock()
 	l.closed = true
-	l.wakeLocked()
+	l.changed.Tell()
 	l.mu.Unlock()
 }
 
@@ -187,7 +173,7 @@ func (r *logReader) detach() {
 		limit = 0
 	}
 	freed := l.trimLocked(limit)
-	l.wakeLocked()
+	l.changed.Tell()
 	l.mu.Unlock()
 	l.budget.add(-freed)
 }
@@ -215,7 +201,7 @@ func (r *logReader) next() (got logRead, wait <-chan struct{}) {
 		if l.closed {
 			return logRead{done: true}, nil
 		}
-		return got, l.changeLocked()
+		return got, l.changed.Next()
 	}
 	lo, hi := 0, len(l.segs) // the segment that holds r.off
 	for lo+1 < hi {
@@ -228,7 +214,7 @@ func (r *logReader) next() (got logRead, wait <-chan struct{}) {
 	seg := l.segs[lo]
 	got.seg = segment{stream: seg.stream, offset: r.off, data: seg.data[r.off-seg.offset : len(seg.data) : len(seg.data)]}
 	r.off = seg.end()
-	l.wakeLocked() // room for the writer
+	l.changed.Tell() // room for the writer
 	return got, nil
 }
 

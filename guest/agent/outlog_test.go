@@ -145,7 +145,7 @@ func TestAWriterWaitsForALaggingReaderAndForNobodyElse(t *testing.T) {
 	r := l.attach(0)
 	l.append(sandbox.Stdout, make([]byte, logCap))
 	free := make(chan struct{})
-	go func() { l.waitRoom(nil); close(free) }()
+	go func() { l.waitSpace(nil); close(free) }()
 	select {
 	case <-free:
 		t.Fatal("there was no room")
@@ -156,7 +156,7 @@ func TestAWriterWaitsForALaggingReaderAndForNobodyElse(t *testing.T) {
 
 	l.append(sandbox.Stdout, make([]byte, logCap))
 	free = make(chan struct{})
-	go func() { l.waitRoom(nil); close(free) }()
+	go func() { l.waitSpace(nil); close(free) }()
 	r.detach()
 	<-free
 }

@@ -54,7 +54,7 @@ func (p *pump) run() {
 // live reads to the end of the pipe (true) or until the main process has ended.
 func (p *pump) live() (eof bool) {
 	for {
-		p.log.waitRoom(p.exited)
+		p.log.waitSpace(p.exited)
 		n, err := p.read(func(b []byte) { p.log.append(p.stream, b) })
 		if os.IsTimeout(err) {
 			select {

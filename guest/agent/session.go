@@ -184,6 +184,16 @@ func (c *content) each(f func([]byte) error) error {
 	return ferr
 }
 
+// whole is all of it, which is at most so much.
+func (c *content) whole(most int64) ([]byte, error) {
+	if c.left+int64(len(c.over)) > most {
+		return nil, sandbox.Errorf(sandbox.TooLarge, "", "at most %s are accepted", sandbox.FormatSize(most))
+	}
+	all := make([]byte, 0, c.left+int64(len(c.over)))
+	err := c.each(func(b []byte) error { all = append(all, b...); return nil })
+	return all, err
+}
+
 func (c *content) skip() error { return c.each(func([]byte) error { return nil }) }
 
 // reply ends a request that succeeded.
@@ -217,6 +227,8 @@ func (s *session) dispatch(r wire.Req, body *content) error {
 		context.AfterFunc(s.ctx, func() { time.AfterFunc(swapGrace, over) })
 		s.agent.leave()
 		return s.reply(wire.Res{}, nil)
+	case wire.OpScrub:
+		return s.reply(wire.Res{}, s.agent.scrub())
 	case wire.OpFreeze:
 		s.agent.freeze()
 		return s.reply(wire.Res{}, nil)

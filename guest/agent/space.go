@@ -47,17 +47,18 @@ type Space interface {
 	contained() bool
 	// initGone is closed when the container's init has ended; nil without one.
 	initGone() <-chan struct{}
-	// processes is the group processes are born in; nil for none.
+	// processes is the group processes are started in; nil for none.
 	processes() *group
 	// devNull is the stdin of processes that want none.
 	devNull() (*os.File, error)
 }
 
 // openNull opens the agent's own /dev/null: the container's may be anything by
-// now. Without one, a pipe at its end reads the same.
+// now. Without one, a pipe at its end reads the same. Not by os.OpenFile, which
+// offers it to the poller in four more calls.
 func openNull() (*os.File, error) {
-	if f, err := os.OpenFile("/dev/null", os.O_RDWR, 0); err == nil {
-		return f, nil
+	if fd, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
+		return os.NewFile(uintptr(fd), "/dev/null"), nil
 	}
 	r, w, err := os.Pipe()
 	if err != nil {

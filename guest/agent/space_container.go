@@ -24,13 +24,14 @@ const (
 // container, out of sight of the user's pid namespace.
 type containerSpace struct {
 	filesOnly bool // no spawner is needed
-	ahead     bool // the berth of the next container is made before it is entered
+	ahead     bool // the launcher of the next container is made before it is entered
 
 	mu     sync.Mutex
-	inside *inside // nil when not entered
-	staged *inside // entered and not yet served; nil when none
-	next   *berth  // nil when none is being made
-	dying  *inside // left, and its processes were killed; nil once they are known to be gone
+	inside *inside   // nil when not entered
+	staged *inside   // entered and not yet served; nil when none
+	next   *launcher // nil when none is being made
+	file   *thread   // for the files of the next container, without its setup; nil = none
+	dying  *inside   // left, and its processes were killed; nil once they are known to be gone
 }
 
 // inside is one entered container.
@@ -47,17 +48,17 @@ type inside struct {
 	home    bool   // and found
 }
 
-// berth is what entering a container takes and does not depend on it: the
+// launcher is what entering a container takes and does not depend on it: the
 // thread that forks, confined, and the group of what it forks. Made while the
 // kernel waits in its pool and kept from one container to the next, it takes 6
 // of 7 ms out of an attach and a reset: a new thread and its forty system
 // calls are slow in gVisor.
-type berth struct {
+type launcher struct {
 	ready   chan struct{} // closed when the rest is set
 	group   *group
 	spawner *thread
 	err     error
-	been    bool // inside a container, whose mount namespace the thread still holds
+	used    bool // it served a container, whose mount namespace the thread still holds
 }
 
 // NewContainerSpace acts in the container entered by Enter's init pid.
@@ -67,14 +68,23 @@ func NewContainerSpace() Space { return &containerSpace{} }
 // at once to prepare for the container to come.
 func NewKernelSpace() Space {
 	c := &containerSpace{ahead: true}
-	c.next = newBerth(true)
+	c.next = newLauncher(true)
+	go func() { // without it the first call on files makes one, which takes it 2 ms
+		t, err := newThread(ownRoot)
+		if err != nil {
+			return
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.file = t
+	}()
 	return c
 }
 
-// newBerth makes a berth in the background. Without a group where the kernel is
+// newLauncher makes a launcher in the background. Without a group where the kernel is
 // not ours to mount things in.
-func newBerth(grouped bool) *berth {
-	b := &berth{ready: make(chan struct{})}
+func newLauncher(grouped bool) *launcher {
+	b := &launcher{ready: make(chan struct{})}
 	go func() {
 		defer close(b.ready)
 		if grouped {
@@ -92,8 +102,8 @@ func newBerth(grouped bool) *berth {
 	return b
 }
 
-// end destroys a berth that no container will take.
-func (b *berth) end() {
+// end destroys a launcher that no container will take.
+func (b *launcher) end() {
 	<-b.ready
 	if b.err == nil {
 		b.spawner.end()
@@ -101,14 +111,14 @@ func (b *berth) end() {
 	b.group.close()
 }
 
-// takeBerth waits for the berth made ahead, or makes one.
-func (c *containerSpace) takeBerth() (*berth, error) {
+// takeLauncher waits for the launcher made ahead, or makes one.
+func (c *containerSpace) takeLauncher() (*launcher, error) {
 	c.mu.Lock()
 	b := c.next
 	c.next = nil
 	c.mu.Unlock()
 	if b == nil {
-		b = newBerth(c.ahead)
+		b = newLauncher(c.ahead)
 	}
 	<-b.ready
 	if b.err != nil {
@@ -122,7 +132,7 @@ func (c *containerSpace) takeBerth() (*berth, error) {
 // is: what is left for enter is to end the old one, 1 of 5 ms. Nothing runs in
 // the new one until then but its init.
 func (c *containerSpace) prepare(initPID int, pids int64, workdir string) error {
-	in, err := c.board(initPID, pids, workdir)
+	in, err := c.join(initPID, pids, workdir)
 	if err != nil {
 		return err
 	}
@@ -142,14 +152,14 @@ func (c *containerSpace) rest() {
 	c.mu.Lock()
 	staged, next := c.staged, c.next
 	c.staged = nil
-	if next != nil && next.been {
+	if next != nil && next.used {
 		c.next = nil
 	}
 	c.mu.Unlock()
 	if staged != nil {
 		staged.close()
 	}
-	if next != nil && next.been {
+	if next != nil && next.used {
 		next.end()
 	}
 }
@@ -164,7 +174,7 @@ func (c *containerSpace) enter(initPID int, pids int64, workdir string) (home bo
 		in = nil
 	}
 	if in == nil {
-		if in, err = c.board(initPID, pids, workdir); err != nil {
+		if in, err = c.join(initPID, pids, workdir); err != nil {
 			return false, err
 		}
 	}
@@ -211,24 +221,25 @@ func (c *containerSpace) resolv(content string) (err error) {
 	return errors.Join(derr, err)
 }
 
-// board brings threads into the container of an init.
-func (c *containerSpace) board(initPID int, pids int64, workdir string) (*inside, error) {
+// join brings threads into the container of an init.
+func (c *containerSpace) join(initPID int, pids int64, workdir string) (*inside, error) {
 	fd, err := unix.PidfdOpen(initPID, unix.PIDFD_NONBLOCK) // for os.NewFile: wait for its end in the poller
 	if err != nil {
 		return nil, fmt.Errorf("pidfd_open of init %d: %w", initPID, err)
 	}
 	in := &inside{init: os.NewFile(uintptr(fd), "init"), gone: make(chan struct{}), initPID: initPID, workdir: workdir}
-	in.file = newThreadPool(fileThreads, fileKeep, func() error {
-		if err := ownRoot(); err != nil {
-			return err
-		}
+	c.mu.Lock()
+	ahead := c.file
+	c.file = nil
+	c.mu.Unlock()
+	in.file = newThreadPool(fileThreads, fileKeep, ahead, func() error {
 		if err := enterThread(fd, 0); err != nil {
 			return err
 		}
 		return disarmThread()
 	})
 	if in.null, err = openNull(); err == nil && !c.filesOnly {
-		err = c.boardSpawner(in, fd, pids)
+		err = c.joinSpawner(in, fd, pids)
 	}
 	if err != nil {
 		in.close()
@@ -237,9 +248,9 @@ func (c *containerSpace) board(initPID int, pids int64, workdir string) (*inside
 	return in, nil
 }
 
-// boardSpawner brings the prepared thread inside.
-func (c *containerSpace) boardSpawner(in *inside, pidfd int, pids int64) error {
-	b, err := c.takeBerth()
+// joinSpawner brings the prepared thread inside.
+func (c *containerSpace) joinSpawner(in *inside, pidfd int, pids int64) error {
+	b, err := c.takeLauncher()
 	if err != nil {
 		return err
 	}
@@ -382,15 +393,15 @@ func (c *containerSpace) awaitDead() error {
 	}
 }
 
-// reclaim takes the berth back for the next container, whose namespaces the
+// reclaim takes the launcher back for the next container, whose namespaces the
 // thread will enter from this one's; its group is empty once all inside is
 // dead. A thread that does not come back (a fork that hangs) is left to itself.
-func (in *inside) reclaim() *berth {
+func (in *inside) reclaim() *launcher {
 	t := in.spawn.detach(leaveGrace)
 	if t == nil {
-		return newBerth(true)
+		return newLauncher(true)
 	}
-	b := &berth{ready: make(chan struct{}), group: in.group, spawner: t, been: true}
+	b := &launcher{ready: make(chan struct{}), group: in.group, spawner: t, used: true}
 	close(b.ready)
 	group, made := in.group, in.group.next.Load()
 	time.AfterFunc(closeAfter, func() { group.sweep(made) })
@@ -424,6 +435,9 @@ func (c *containerSpace) leave() {
 		c.mu.Lock()
 		old := c.next
 		c.next, c.dying = b, in
+		if c.file == nil {
+			c.file = in.file.takeAhead()
+		}
 		c.mu.Unlock()
 		if old != nil {
 			// Left by a reset that found its container prepared, after which

@@ -243,7 +243,7 @@ type spawnSpec struct {
 	files     [3]int
 	user      *ident // nil = as we are
 	ctty      bool   // files[0] is a terminal to control it
-	group     int    // descriptor of the cgroup to be born in, and to have as the root of those it sees; 0 = ours
+	group     int    // descriptor of the cgroup to start in, and to have as the root of those it sees; 0 = ours
 }
 
 type spawned struct {
@@ -335,15 +335,18 @@ func (ep *episode) environ(spec *sandbox.ProcessSpec, id ident, mark string) (en
 // shell is bash where the container has it: what people write in a command
 // line is bash more often than they know.
 func (ep *episode) shell() string {
-	if executable(ep.space.program("/bin/bash")) {
+	if _, program := lookFile(ep.space.program("/bin/bash")); program {
 		return "/bin/bash"
 	}
 	return "/bin/sh"
 }
 
-func executable(p string) bool {
+func lookFile(p string) (exists, program bool) {
 	var st unix.Stat_t
-	return unix.Stat(p, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0
+	if unix.Stat(p, &st) != nil {
+		return false, false
+	}
+	return true, st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0
 }
 
 // lookProgram finds name as execvp would.
@@ -365,10 +368,12 @@ func (ep *episode) lookProgram(name, searchPath, cwd string) (string, error) {
 			continue
 		}
 		inside := p
-		if p = ep.space.program(p); executable(p) {
+		p = ep.space.program(p)
+		exists, program := lookFile(p)
+		if program {
 			return p, nil
 		}
-		if found == "" && unix.Access(p, unix.F_OK) == nil {
+		if found == "" && exists {
 			found = inside
 		}
 	}

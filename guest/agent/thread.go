@@ -68,18 +68,24 @@ var errLeft = errors.New("the container has been left")
 // are made when needed: entering a container costs two system calls and a
 // thread, keeping one costs the thread, so the idle ones end after a while.
 type threadPool struct {
-	setup func() error
+	setup func() error  // on a thread with a root of its own
 	keep  time.Duration // how long idle threads live; 0 = until close
 	slots chan struct{}
 
 	mu     sync.Mutex
 	idle   []*thread
+	ahead  *thread // made before it was needed, without its setup; nil = none
 	timer  *time.Timer
 	closed bool
 }
 
-func newThreadPool(max int, keep time.Duration, setup func() error) *threadPool {
-	return &threadPool{setup: setup, keep: keep, slots: make(chan struct{}, max)}
+// newThreadPool makes a pool; ahead, with a root of its own, will be its first thread.
+func newThreadPool(max int, keep time.Duration, ahead *thread, setup func() error) *threadPool {
+	p := &threadPool{setup: setup, keep: keep, slots: make(chan struct{}, max), ahead: ahead}
+	if ahead != nil {
+		p.timer = time.AfterFunc(keep, p.trim)
+	}
+	return p
 }
 
 // poolOf is a pool of the one thread that there is.
@@ -112,8 +118,33 @@ func (p *threadPool) take() (*thread, error) {
 		p.mu.Unlock()
 		return t, nil
 	}
+	t := p.ahead
+	p.ahead = nil
 	p.mu.Unlock()
-	return newThread(p.setup)
+	if t == nil {
+		return newThread(func() error {
+			if err := ownRoot(); err != nil {
+				return err
+			}
+			return p.setup()
+		})
+	}
+	var err error
+	t.do(func() { err = p.setup() })
+	if err != nil {
+		t.end()
+		return nil, err
+	}
+	return t, nil
+}
+
+// takeAhead is the thread that nobody needed; nil if somebody did.
+func (p *threadPool) takeAhead() *thread {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.ahead
+	p.ahead = nil
+	return t
 }
 
 func (p *threadPool) give(t *thread) {
@@ -155,7 +186,10 @@ func (p *threadPool) detach(grace time.Duration) *thread {
 func (p *threadPool) trim() {
 	p.mu.Lock()
 	idle := p.idle
-	p.idle, p.timer = nil, nil
+	if p.ahead != nil {
+		idle = append(idle, p.ahead)
+	}
+	p.idle, p.ahead, p.timer = nil, nil, nil
 	p.mu.Unlock()
 	for _, t := range idle {
 		t.end()

@@ -83,7 +83,7 @@ type vforkArgs struct {
 	groups     *uint32
 	ngroups    int
 	ctty       bool
-	grouped    bool // it gets a cgroup namespace, of the group it is born in
+	grouped    bool // it gets a cgroup namespace, of the group it is started in
 	nofile     unix.Rlimit
 	all, old   uint64 // signal masks
 

@@ -38,7 +38,6 @@ type visitor struct {
 	id string // "" if the host is one that cannot ask for it again
 	in *net.TCPConn
 	st *wire.Stream
-	to func([]byte) int // in, without waiting
 
 	copies sync.WaitGroup
 	ending sync.Once // who ends it says what becomes of the socket
@@ -62,11 +61,7 @@ func (vs *visitors) find(id string) *visitor {
 
 // add begins a visitor of a container, which copies both ways from now on.
 func (vs *visitors) add(ep *episode, id string, in *net.TCPConn) (*visitor, error) {
-	rc, err := in.SyscallConn()
-	if err != nil {
-		return nil, sandbox.Errorf(sandbox.Unavailable, "", "%w", err)
-	}
-	v := &visitor{of: vs, id: id, in: in, st: wire.NewStream(), to: writeNow(rc)}
+	v := &visitor{of: vs, id: id, in: in, st: wire.NewStream()}
 	if id == "" {
 		v.st.Plain()
 	}
@@ -160,7 +155,7 @@ func (v *visitor) take(f frame) bool {
 		v.hostLeft(wire.ParseOver(f.data) == nil)
 		return false
 	}
-	if err := v.st.FeedTo(v.to, f.kind, f.data); err != nil {
+	if err := v.st.Feed(f.kind, f.data); err != nil {
 		v.broke(err)
 		return false
 	}

@@ -8,7 +8,10 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -36,10 +39,11 @@ type Stream struct {
 	changed sync.Cond // on mu: any of what follows
 	conn    *Conn     // its carrier; nil while it has none
 
-	in   [][]byte // received, not read
-	got  int64    // bytes of the peer that arrived; all of in is before it
-	took int64    // of those, that were read
-	said int64    // of those, that the peer was told
+	in   [][]byte         // received, not read
+	now  func([]byte) int // the writer of WriteTo, as far as it takes without waiting; nil: none, or it cannot
+	got  int64            // bytes of the peer that arrived; all of in is before it
+	took int64            // of those, that were read
+	said int64            // of those, that the peer was told
 
 	kept     []byte // ours from base on: until they were taken
 	base     int64
@@ -145,13 +149,10 @@ func (s *Stream) carry(c *Conn, k Kind, p []byte) bool {
 }
 
 // Feed takes a frame of the peer. An error says that the peer does not keep to
-// the protocol; the stream is then of no use.
-func (s *Stream) Feed(k Kind, p []byte) error { return s.FeedTo(nil, k, p) }
-
-// FeedTo is Feed, except that bytes for which nothing waits in front go to w at
-// once, in the caller's goroutine. w takes what it can without waiting. Only the
-// one reader, by WriteTo, may be beside it.
-func (s *Stream) FeedTo(w func([]byte) int, k Kind, p []byte) error {
+// the protocol; the stream is then of no use. Bytes for which nothing waits in
+// front go to the socket of WriteTo at once, in the caller's goroutine: a hand-over
+// to another is a wake-up, which costs more than the write.
+func (s *Stream) Feed(k Kind, p []byte) error {
 	s.mu.Lock()
 	switch k {
 	case Data:
@@ -165,9 +166,9 @@ func (s *Stream) FeedTo(w func([]byte) int, k Kind, p []byte) error {
 			s.mu.Unlock()
 			return nil
 		}
-		if w != nil && s.took+int64(len(p)) == s.got {
+		if now := s.now; now != nil && s.took+int64(len(p)) == s.got {
 			s.mu.Unlock()
-			n := w(p)
+			n := now(p)
 			s.mu.Lock()
 			say := s.tookLocked(n)
 			if p = p[n:]; len(p) == 0 {
@@ -252,8 +253,11 @@ func (s *Stream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// WriteTo reads to the end without a buffer of its own: what io.Copy prefers.
+// WriteTo reads to the end without a buffer of its own: what io.Copy prefers. It is
+// the only reader. What Feed writes past it does not count as written.
 func (s *Stream) WriteTo(w io.Writer) (total int64, err error) {
+	s.writeNow(withoutWaiting(w))
+	defer s.writeNow(nil)
 	for {
 		s.mu.Lock()
 		if err := s.awaitLocked(); err != nil {
@@ -275,6 +279,39 @@ func (s *Stream) WriteTo(w io.Writer) (total int64, err error) {
 		if err != nil {
 			return total, err
 		}
+	}
+}
+
+func (s *Stream) writeNow(now func([]byte) int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = now
+}
+
+// withoutWaiting writes what a socket takes at once; nil if w is none. An error is
+// seen by the next write that waits.
+func withoutWaiting(w io.Writer) func([]byte) int {
+	c, ok := w.(interface {
+		net.Conn
+		syscall.Conn
+	})
+	if !ok {
+		return nil
+	}
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	return func(p []byte) (n int) {
+		_ = rc.Write(func(fd uintptr) bool {
+			for {
+				var err error
+				if n, err = unix.Write(int(fd), p); err != unix.EINTR {
+					return true
+				}
+			}
+		})
+		return max(n, 0)
 	}
 }
 
@@ -387,8 +424,8 @@ func (s *Stream) reserve(n int) (int, error) {
 		case s.write.passed():
 			return 0, os.ErrDeadlineExceeded
 		}
-		if room := Window - int(s.put-s.had) - s.reserved; room > 0 {
-			n = min(n, room)
+		if free := Window - int(s.put-s.had) - s.reserved; free > 0 {
+			n = min(n, free)
 			s.reserved += n
 			return n, nil
 		}

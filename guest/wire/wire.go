@@ -30,7 +30,7 @@
 // nothing.
 //
 // Silence on a connection is normal: a process that runs has nothing to say. Who
-// doubts it asks on another connection how far the guest has come on this one
+// suspects a loss asks on another connection how far the guest has come on this one
 // (progress), and compares. What was lost is sent again on a new connection; a
 // request that must not run twice has an id, by which the guest repeats its answer.
 //
@@ -90,6 +90,9 @@ const (
 	// Window is how much of a request may be on its way, not taken by the agent.
 	Window = 256 << 10
 
+	// MaxUntar bounds the tar of one request; what is larger goes by Bulk, whose
+	// process takes 20 ms to start and then moves ten times as much a second.
+	MaxUntar = 512 << 10
 	// MaxContent bounds the content of one request (a file, a process's input).
 	// Larger content is a bulk operation or several SendInput calls.
 	MaxContent = 64 << 20
@@ -109,6 +112,7 @@ type Req struct {
 	Pids       int64    `json:"pids,omitempty"`     // enter
 
 	Secret []byte `json:"secret,omitempty"` // rekey; with Env and Pids, as enter has them
+	Stay   bool   `json:"stay,omitempty"`   // rekey: a name and a limit for the time until another rekey, and Spec to practise; clocks stand
 
 	Spec   *sandbox.ProcessSpec `json:"spec,omitempty"` // start; its Input travels as content
 	ExecID string               `json:"exec_id,omitempty"`
@@ -129,8 +133,10 @@ type Req struct {
 	Mode   uint32                `json:"mode,omitempty"`
 	Depth  int                   `json:"depth,omitempty"`
 	Limit  int                   `json:"limit,omitempty"`
-	Flag   bool                  `json:"flag,omitempty"` // recursive; signal: the process only
+	Flag   bool                  `json:"flag,omitempty"` // recursive; signal: the process only; list: attributes too
 	Write  *sandbox.WriteOptions `json:"write,omitempty"`
+
+	Attributes map[string]string `json:"attributes,omitempty"` // set_attrs
 
 	// Header is the length of the true header, when that is too long for a frame
 	// of its own and is the first part of the content.
@@ -162,6 +168,7 @@ const (
 	OpPrepare    = "prepare"
 	OpEnter      = "enter"
 	OpLeave      = "leave"
+	OpScrub      = "scrub"
 	OpInit       = "init"
 	OpWaitInit   = "wait_init"
 	OpFreeze     = "freeze"
@@ -187,6 +194,8 @@ const (
 	OpRemove     = "remove"
 	OpChmod      = "chmod"
 	OpChown      = "chown"
+	OpSetAttrs   = "set_attrs"
+	OpUntar      = "untar" // content: a tar of at most MaxUntar
 	OpWatch      = "watch"
 	OpConnect    = "connect"
 	OpListen     = "listen"

@@ -31,8 +31,8 @@ type pkg struct {
 // rel is the path inside the module: "runtime/gvisor"; "" for others.
 func rel(importPath string) string {
 	r, ok := strings.CutPrefix(importPath, module+"/")
-	if !ok || strings.HasPrefix(r, "api/") {
-		return "" // api is a module of its own, made of generated code
+	if !ok || strings.HasPrefix(r, "api/") || strings.HasPrefix(r, "server/e2b/envd/") {
+		return "" // api is a module of its own, made of generated code; so are the messages of E2B's agent
 	}
 	return r
 }
@@ -70,6 +70,9 @@ func below(p string, trees ...string) bool {
 	return false
 }
 
+// everyTree is all that is built on the domain.
+var everyTree = []string{"server", "node", "store", "runtime", "guest", "image", "cli", "wire", "volume", "egress", "gateway", "pki", "quota", "grade", "cas", "snapshot"}
+
 // rules are the arrows of the design. from may not reach any of to, directly
 // or through others.
 var rules = []struct {
@@ -82,14 +85,20 @@ var rules = []struct {
 		"a driver and the guest know nothing of who uses them"},
 	{[]string{"store"}, []string{"server", "node", "runtime", "guest", "image", "cli"},
 		"the record knows only the domain"},
-	{[]string{"quota", "pki"}, []string{"server", "node", "store", "runtime", "guest", "image", "cli", "wire", "volume"},
+	{[]string{"quota", "pki", "grade"}, []string{"server", "node", "store", "runtime", "guest", "image", "cli", "wire", "volume"},
 		"what may be had, and who is who, is decided from the domain alone"},
 	{[]string{"cas", "snapshot"}, []string{"server", "node", "store", "runtime", "guest", "image", "cli", "wire"},
 		"stored state outlives whoever wrote it, and knows only the domain"},
+	{[]string{"steplog"}, []string{"server", "node", "store", "runtime", "guest", "image", "cli", "wire", "volume", "cas", "snapshot"},
+		"a log of records knows nothing of what they say"},
+	{[]string{"ship"}, []string{"server", "node", "store", "steplog", "runtime", "guest", "image", "cli", "wire", "volume", "cas", "snapshot"},
+		"a sink takes batches; where they come from is not its to know"},
 	{[]string{"cas"}, []string{"snapshot"},
 		"blobs do not know what is in them"},
 	{[]string{"image"}, []string{"server", "node", "store", "guest", "cli"},
 		"the library makes content; names are the store's"},
+	{[]string{"build"}, []string{"server", "node", "store", "runtime", "guest", "image", "cli", "wire", "volume", "cas", "snapshot"},
+		"a build is planned from text and configs alone"},
 	{[]string{"volume"}, []string{"server", "node", "store", "runtime", "guest", "image", "cli", "wire"},
 		"volumes are directories of the host; who mounts them is not theirs to know"},
 	{[]string{"egress"}, []string{"server", "node", "store", "runtime", "guest", "image", "volume", "cli", "wire", "cas", "snapshot"},
@@ -100,14 +109,18 @@ var rules = []struct {
 		"wire is shared by both sides of the network"},
 	{[]string{"node"}, []string{"server", "store", "cli", "wire", "image"},
 		"a node must be able to live in a process of its own"},
-	{[]string{"server"}, []string{"node", "cli", "image", "runtime", "volume"},
-		"the server sees nodes through server.Node, so that they can be elsewhere"},
+	{[]string{"server"}, []string{"node/agent", "node/remote", "guest", "cli", "image", "runtime", "volume"},
+		"the server sees nodes through the contract in node, so that they can be elsewhere"},
+	{[]string{"node/remote"}, []string{"node/agent", "runtime", "guest", "volume"},
+		"whoever calls a node in another process needs nothing of what runs there"},
 	{[]string{"gateway"}, []string{"server", "node", "store", "runtime", "guest", "image", "volume", "cli", "wire"},
 		"the gateway sees sandboxes through gateway.Backend"},
 	{[]string{"server"}, []string{"gateway"},
 		"the server is shown to the gateway, not the other way round"},
 	{[]string{"cli"}, []string{"gateway", "server", "node", "store", "runtime", "image", "guest", "volume"},
 		"the client speaks HTTP; what runs on the server's machine is handed in by cmd"},
+	{[]string{"internal/durable", "internal/notify", "internal/seal", "internal/untar"}, everyTree,
+		"a home of one idea knows at most the domain, so that anybody may use it"},
 	{[]string{"cmd/cove-guest"}, []string{"server", "node", "store", "image", "cli", "wire", "runtime"},
 		"the guest is small and runs beside hostile code"},
 }
@@ -136,15 +149,45 @@ func TestImportsFollowTheDesign(t *testing.T) {
 				}
 			}
 		}
+		if name == "node" {
+			for _, dep := range p.Deps {
+				if d := rel(dep); d != "" && !below(d, "sandbox", "snapshot", "cas", "node") && !below(d, "internal") || below(d, "node/agent", "node/remote") {
+					t.Errorf("the contract of a node reaches %s: it is values of the domain", d)
+				}
+			}
+		}
 		// Tests may put the two together; programs are put together in cmd.
 		var hasServer, hasNode bool
 		for _, imp := range p.Imports {
 			hasServer = hasServer || rel(imp) == "server"
-			hasNode = hasNode || rel(imp) == "node"
+			hasNode = hasNode || rel(imp) == "node/agent"
 		}
 		if hasServer && hasNode && !below(name, "cmd", "e2e") {
 			t.Errorf("%s imports both server and node: only cmd may", name)
 		}
+	}
+}
+
+// Operations are in domain types: what a dialect speaks stops at its own package,
+// and so another dialect needs nothing of this one.
+func TestOperationsKnowNoWire(t *testing.T) {
+	dialects := 0
+	for _, p := range packages(t) {
+		name := rel(p.ImportPath)
+		if below(name, "server") && name != "server" {
+			dialects++
+		}
+		if name != "server" {
+			continue
+		}
+		for _, dep := range p.Deps {
+			if dep == "connectrpc.com/connect" || rel(dep) == "wire" || strings.HasPrefix(dep, module+"/api") {
+				t.Errorf("server reaches %s: only dialects below it may", dep)
+			}
+		}
+	}
+	if dialects == 0 {
+		t.Error("there is no dialect; the test would prove nothing")
 	}
 }
 
@@ -213,15 +256,7 @@ func checkFile(t *testing.T, pkgName, file string, isMain bool) {
 	if stem := strings.TrimSuffix(filepath.Base(file), ".go"); vague[stem] {
 		t.Errorf("%s/%s.go: a file is named after its one idea", pkgName, stem)
 	}
-	names := map[string]string{} // local name of an import -> path
-	for _, imp := range f.Imports {
-		path, _ := strconv.Unquote(imp.Path.Value)
-		local := filepath.Base(path)
-		if imp.Name != nil {
-			local = imp.Name.Name
-		}
-		names[local] = path
-	}
+	names := importNames(f)
 	for _, d := range f.Decls {
 		if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" {
 			t.Errorf("%s: init() runs before anyone asked; make it a function that is called", fset.Position(fn.Pos()))
@@ -244,6 +279,74 @@ func checkFile(t *testing.T, pkgName, file string, isMain bool) {
 		}
 		return true
 	})
+}
+
+// importNames gives the path of each import by its local name.
+func importNames(f *ast.File) map[string]string {
+	names := map[string]string{}
+	for _, imp := range f.Imports {
+		path, _ := strconv.Unquote(imp.Path.Value)
+		local := filepath.Base(path)
+		if imp.Name != nil {
+			local = imp.Name.Name
+		}
+		names[local] = path
+	}
+	return names
+}
+
+// homes are the ideas that live in one package each. A second copy begins with one
+// of these calls.
+var homes = []struct {
+	name string // import path and what is used of it
+	only []string
+	why  string
+}{
+	{"crypto/cipher.NewGCM", []string{"internal/seal"}, "what is sealed has one form"},
+	{"crypto/cipher.NewGCMWithRandomNonce", []string{"internal/seal"}, "what is sealed has one form"},
+	{"syscall.EDQUOT", []string{"sandbox"}, "sandbox.NoSpace tells a full disk"},
+	{"golang.org/x/sys/unix.EDQUOT", []string{"sandbox"}, "sandbox.NoSpace tells a full disk"},
+	{module + "/egress/policy.Compile", []string{"node", "egress"}, "who enforces a policy compiles it; others Check it"},
+}
+
+func TestEachIdeaHasOneHome(t *testing.T) {
+	used := map[string]bool{}
+	for _, p := range packages(t) {
+		name := rel(p.ImportPath)
+		if name == "" {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			fset := token.NewFileSet()
+			f, err := parser.ParseFile(fset, filepath.Join(p.Dir, file), nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			imports := importNames(f)
+			ast.Inspect(f, func(n ast.Node) bool {
+				sel, ok := n.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				id, ok := sel.X.(*ast.Ident)
+				if !ok {
+					return true
+				}
+				for _, h := range homes {
+					if imports[id.Name]+"."+sel.Sel.Name != h.name {
+						continue
+					}
+					if used[h.name] = true; !below(name, h.only...) {
+						t.Errorf("%s uses %s: %s", fset.Position(sel.Pos()), h.name, h.why)
+					}
+				}
+				return true
+			})
+		}
+	}
+	if !used["crypto/cipher.NewGCM"] || !used["syscall.EDQUOT"] {
+		t.Errorf("only %v were found: the test would prove nothing", used)
+	}
 }
 
 // Files that nothing compiles are read by nobody and rot.

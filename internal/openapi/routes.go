@@ -37,12 +37,29 @@ const (
 	anyBytes = "application/octet-stream"
 	tarBytes = "application/x-tar"
 	jsonText = "application/json"
+	ndjson   = "application/x-ndjson"
 )
 
 // Routes are all of them.
 var Routes = []Route{
 	{Pattern: "POST /v1/sandboxes/{id}/exec", name: "exec", tag: "Processes", body: jsonText, answer: jsonText, schema: "Exec",
 		words: "Runs a command to its end and answers with its output, exit code and cause. A command that fails is an answer (200); an error means that it did not run. A client that leaves does not end it: asked again with the same exec_id, the call waits for the same run and replays its output."},
+	{Pattern: "POST /v1/sandboxes/{id}/code", name: "runCode", tag: "Code", body: jsonText, answer: ndjson, schema: "RunCode",
+		words: "Executes code in a kernel of the sandbox and streams what comes of it, a JSON object a line, by its type: stdout and stderr (text), result (text, html, png, …), error (name, value, traceback), number_of_executions (execution_count), keepalive; the last is end_of_execution, unexpected_end_of_execution where the kernel died, or failure with an error of the API. A client that leaves interrupts the kernel."},
+	{Pattern: "GET /v1/sandboxes/{id}/code/contexts", name: "listCodeContexts", tag: "Code", answer: jsonText, words: "The contexts of the code interpreter, the languages' own first."},
+	{Pattern: "POST /v1/sandboxes/{id}/code/contexts", name: "createCodeContext", tag: "Code", body: jsonText, answer: jsonText, words: "Starts a kernel of its own: language (python unless told) and cwd."},
+	{Pattern: "DELETE /v1/sandboxes/{id}/code/contexts/{context}", name: "removeCodeContext", tag: "Code", answer: jsonText, words: "Ends a context."},
+	{Pattern: "POST /v1/sandboxes/{id}/code/contexts/{context}/restart", name: "restartCodeContext", tag: "Code", answer: jsonText, words: "Gives a context a new kernel; what ran in it ends."},
+	{Pattern: "POST /v1/groups", name: "createGroup", tag: "Runs", body: jsonText, answer: ndjson,
+		words: "Runs/Group as lines of JSON: the body is a GroupRequest, each line a GroupEvent, the last one with the results. A group that fails after the first line ends with a line that has code, message and details as an error has."},
+	{Pattern: "POST /v1/replays", name: "replayEpisode", tag: "Runs", body: jsonText, answer: ndjson,
+		words: "Runs/Replay as lines of JSON: the body is a ReplayRequest, each line a ReplayEvent, the last one with the result. One that fails after the first line ends with a line that has code, message and details as an error has. A client that leaves ends it and leaves nothing."},
+	{Pattern: "GET /v1/runs/{id}/steps", name: "readSteps", tag: "Runs", query: []query{{"cursor", "string", "from where; the cursor of a line read before", false}, {"follow", "boolean", "go on with each step that ends, until the run is over", false}}, answer: ndjson,
+		words: "The steps of a run as lines of JSON: {\"step\": Step, \"cursor\": …}."},
+	{Pattern: "GET /v1/runs/{id}/export", name: "exportRun", tag: "Runs", query: []query{{"format", "string", "jsonl (default), parquet or atif", false}, {"cursor", "string", "of jsonl: from where; the cursor of a record read before", false}, {"follow", "boolean", "of jsonl: go on with each record, until the run is over", false}}, answer: ndjson,
+		words: "The records of a run (docs/trajectories.md): a line of JSON each, one Parquet file, or a trajectory of ATIF a line. An empty line says that the server is there. What breaks off in lines of JSON ends with one that has code, message and details as an error has."},
+	{Pattern: "GET /v1/shipments/{id}/records", name: "readShipment", tag: "Shipments", query: []query{{"cursor", "string", "instead of where its run was acknowledged", false}, {"follow", "boolean", "do not end", false}}, answer: ndjson,
+		words: "The records of a shipment of kind pull that were not acknowledged (Shipments/Ack), a line of JSON each, with the cursor after it."},
 	{Pattern: "GET /v1/sandboxes/{id}/files", name: "downloadFile", tag: "Files", query: []query{thePath}, answer: anyBytes, words: "The content of a file; Range is honoured."},
 	{Pattern: "PUT /v1/sandboxes/{id}/files", name: "uploadFile", tag: "Files", query: append([]query{thePath}, writing...), body: anyBytes, answer: jsonText, words: "Writes a file of any size."},
 	{Pattern: "GET /v1/sandboxes/{id}/tar", name: "downloadTar", tag: "Files", query: []query{thePath}, answer: tarBytes, words: "A directory as a tar."},
@@ -50,11 +67,13 @@ var Routes = []Route{
 	{Pattern: "GET /v1/sandboxes/{id}/connect", name: "connectPort", tag: "Ports", query: []query{{"port", "integer", "a TCP port inside", true}}, answer: anyBytes,
 		words: "A TCP connection to a port inside: HTTP/1.1 with Connection: Upgrade and Upgrade: cove-tcp, answered by 101."},
 	{Pattern: "PUT /v1/images", name: "importImage", tag: "Images", query: []query{{"name", "string", "name of the image", true}, {"shared", "boolean", "for every tenant; root only", false}}, body: tarBytes, answer: jsonText, words: "Imports an image: a tar of an OCI layout, docker save, or a root file system."},
+	{Pattern: "PUT /v1/build-files/{key}", name: "putBuildFiles", tag: "Images", body: tarBytes, answer: jsonText, words: "Keeps files for builds of images to copy from: a tar, plain or packed with gzip or zstd."},
+	{Pattern: "PUT /v1/grades/tests", name: "putTests", tag: "Grades", query: []query{{"digest", "string", "SHA-256 of the tar, in hex: the same tests are then made once", false}}, body: tarBytes, answer: jsonText, words: "Makes a directory snapshot of tests, for grades to mount; the answer has its id as snapshot. It is deleted after 30 days."},
 	{Pattern: "GET /v1/snapshots/{id}/tar", name: "downloadSnapshot", tag: "Snapshots", answer: tarBytes, words: "A filesystem or directory snapshot as a tar."},
 	{Pattern: "GET /v1/recordings/{id}/archive", name: "exportRecording", tag: "Recordings", query: []query{{"format", "string", "tape (default) or har", false}}, answer: anyBytes, words: "A recording as a file."},
 	{Pattern: "PUT /v1/recordings", name: "importRecording", tag: "Recordings", query: []query{{"name", "string", "its new name", false}}, body: anyBytes, answer: jsonText, words: "Imports a recording."},
 	{Pattern: "GET /v1/volumes/{id}/files", name: "downloadVolumeFile", tag: "Volumes", query: []query{{"path", "string", "absolute, in the volume", true}}, answer: anyBytes, words: "A file of a volume."},
-	{Pattern: "PUT /v1/volumes/{id}/files", name: "uploadVolumeFile", tag: "Volumes", query: []query{{"path", "string", "absolute, in the volume", true}, writing[0]}, body: anyBytes, answer: jsonText, words: "Writes a file of a volume that no sandbox uses."},
+	{Pattern: "PUT /v1/volumes/{id}/files", name: "uploadVolumeFile", tag: "Volumes", query: []query{{"path", "string", "absolute, in the volume", true}, writing[0], {"uid", "integer", "owner, 0 unless told", false}, {"gid", "integer", "group, 0 unless told", false}, {"directory", "boolean", "makes a directory, and those above it; no body is read", false}}, body: anyBytes, answer: jsonText, words: "Writes a file of a volume."},
 	{Pattern: "GET /v1/sandboxes/{id}/callbacks/{request}/body", name: "readCallback", tag: "Callbacks", answer: anyBytes, words: "The body of a request that code inside made, once."},
 	{Pattern: "PUT /v1/sandboxes/{id}/callbacks/{request}", name: "answerCallback", tag: "Callbacks", query: []query{{"status", "integer", "200 unless told", false}}, body: anyBytes, answer: jsonText, words: "Answers a request that code inside made."},
 }
@@ -78,6 +97,8 @@ func (r Route) operation() object {
 	}
 	answer := object{"description": "done"}
 	switch {
+	case r.answer == ndjson:
+		answer["content"] = object{ndjson: object{}}
 	case r.schema != "":
 		answer["content"] = jsonContent(reference(r.schema + "Response"))
 	case r.answer == jsonText:
@@ -100,6 +121,13 @@ func (r Route) operation() object {
 // server holds Exec against its Go types.
 var routeSchemas = object{
 	"Error": fields("code", text("Connect's code"), "message", text(""), "details", object{"type": "array", "items": object{"type": "object"}}),
+	"RunCodeRequest": fields(
+		"code", text(""),
+		"context", text("id of a context; the language's own unless told"),
+		"language", text("python unless told, javascript, typescript or bash; not beside a context"),
+		"env", object{"type": "object", "additionalProperties": text("")},
+		"timeout", object{"description": "seconds, or a duration like 1m30s, after which the kernel is interrupted; none unless told"},
+	),
 	"ExecRequest": fields(
 		"args", object{"type": "array", "items": text(""), "description": "the program and its arguments; either this or command"},
 		"command", text("a line for the sandbox's shell"),

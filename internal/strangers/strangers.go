@@ -39,7 +39,8 @@ type conn struct {
 	table    *Table
 	nc       net.Conn
 	address  string
-	inOrder  *list.Element // nil: it is known, or gone
+	known    bool
+	inOrder  *list.Element // nil: it is known, somebody on it was let in, or it is gone
 	inFrom   *list.Element
 	requests int
 }
@@ -136,7 +137,7 @@ func (t *Table) wrap(next http.Handler) http.Handler {
 			return
 		}
 		t.mu.Lock()
-		if c.inOrder == nil { // somebody known
+		if c.known {
 			t.mu.Unlock()
 			next.ServeHTTP(w, r)
 			return
@@ -173,9 +174,16 @@ func (t *Table) end(r *request) (first bool) {
 	return true
 }
 
-// Known says that whoever made the request of ctx has shown that they may: their
-// connection is a stranger's no longer.
-func Known(ctx context.Context) {
+// Known says that whoever made the request of ctx has shown that they may use the
+// server: their connection is a stranger's no longer.
+func Known(ctx context.Context) { letIn(ctx, true) }
+
+// LetIn says that the request of ctx may be served, for as long as it takes, and no
+// more: it is for a page that is anybody's, or for one thing alone. What else
+// comes over its connection is a stranger's.
+func LetIn(ctx context.Context) { letIn(ctx, false) }
+
+func letIn(ctx context.Context, known bool) {
 	r, _ := ctx.Value(requestKey{}).(*request)
 	if r == nil {
 		return
@@ -183,6 +191,7 @@ func Known(ctx context.Context) {
 	t := r.conn.table
 	t.mu.Lock()
 	t.dropLocked(r.conn)
+	r.conn.known = r.conn.known || known
 	t.mu.Unlock()
 	if t.end(r) {
 		_ = http.NewResponseController(r.w).SetWriteDeadline(time.Time{})

@@ -32,6 +32,11 @@ func serve(t *testing.T, l Limits) (addr string, table *Table, busy *atomic.Int6
 				_, _ = io.WriteString(w, "welcome")
 				return
 			}
+			if r.URL.Path == "/public" {
+				LetIn(r.Context())
+				_, _ = io.WriteString(w, "look")
+				return
+			}
 			w.WriteHeader(http.StatusUnauthorized)
 			_, _ = w.Write(bytes.Repeat([]byte("no"), 10_000))
 		})}
@@ -64,10 +69,23 @@ func eventually(t *testing.T, what string, is func() bool) {
 // A connection that reads nothing and asks without end is cut, and none of its
 // handlers stays.
 func TestOneConnectionPinsNoHandlers(t *testing.T) {
+	for _, first := range []string{"/", "/public"} {
+		t.Run(first, func(t *testing.T) { pinsNoHandlers(t, first) })
+	}
+}
+
+// pinsNoHandlers asks for a page first, which may be anybody's.
+func pinsNoHandlers(t *testing.T, first string) {
 	addr, table, busy := serve(t, Limits{PerConn: 100})
 	c, ask := unwilling(t, addr)
-	for id := uint32(1); id < 20_000; id += 2 {
-		if ask(id) != nil {
+	if ask(1, first) != nil {
+		t.Fatal("cut at once")
+	}
+	if first != "/" {
+		eventually(t, "let in", func() bool { conns, n := table.count(); return conns == 0 && n == 0 })
+	}
+	for id := uint32(3); id < 20_000; id += 2 {
+		if ask(id, "/") != nil {
 			break // cut: what this is about
 		}
 	}
@@ -82,7 +100,7 @@ func TestOneConnectionPinsNoHandlers(t *testing.T) {
 }
 
 // unwilling is an HTTP/2 connection that takes not a byte of any answer.
-func unwilling(t *testing.T, addr string) (c net.Conn, ask func(stream uint32) error) {
+func unwilling(t *testing.T, addr string) (c net.Conn, ask func(stream uint32, path string) error) {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -98,10 +116,11 @@ func unwilling(t *testing.T, addr string) (c net.Conn, ask func(stream uint32) e
 	}
 	var head bytes.Buffer
 	enc := hpack.NewEncoder(&head)
-	for _, h := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "x"}, {":path", "/"}} {
-		_ = enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
-	}
-	return c, func(stream uint32) error {
+	return c, func(stream uint32, path string) error {
+		head.Reset()
+		for _, h := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "x"}, {":path", path}} {
+			_ = enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
+		}
 		return f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: head.Bytes(), EndStream: true, EndHeaders: true})
 	}
 }
@@ -115,7 +134,7 @@ func isTimeout(err error) bool {
 func TestRefusalsHaveTheirTime(t *testing.T) {
 	addr, table, busy := serve(t, Limits{Write: 50 * time.Millisecond})
 	c, ask := unwilling(t, addr)
-	if err := ask(1); err != nil {
+	if err := ask(1, "/"); err != nil {
 		t.Fatal(err)
 	}
 	f := http2.NewFramer(io.Discard, c)

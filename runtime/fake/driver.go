@@ -25,19 +25,23 @@ var _ runtime.Driver = (*Driver)(nil)
 // Open is a new process starting on the host.
 func (h *Host) Open() *Driver { return &Driver{host: h, kernels: map[string]*kernel{}} }
 
-func (d *Driver) Name() string { return "fake" }
+func (d *Driver) Name() string { return d.host.opts.Name }
 
-// Capabilities: kernels survive their driver, if not the process.
-// Checkpoints hold files only.
+// Capabilities: kernels survive their driver, if not the process. Checkpoints hold
+// files, and of processes no more than how they were started.
 func (d *Driver) Capabilities() runtime.Capabilities {
-	return runtime.Capabilities{Adopt: true, Pause: true, Checkpoint: true, Diff: true}
+	return runtime.Capabilities{Adopt: true, Pause: true, Checkpoint: true, Hold: true, Diff: true, Reuse: true,
+		Devices: d.host.opts.Devices, FixedSize: d.host.opts.FixedSize, Volumes: d.host.opts.Volumes, Network: d.host.opts.Network, Mount: d.host.opts.Mount}
 }
 
-func (d *Driver) Boot(ctx context.Context, id string) (runtime.Kernel, error) {
+func (d *Driver) Boot(ctx context.Context, id string, c runtime.Class) (runtime.Kernel, error) {
+	if err := c.Check(d.Name(), d.Capabilities()); err != nil {
+		return nil, err
+	}
 	if err := d.enter(ctx, Boot, id); err != nil {
 		return nil, err
 	}
-	m, err := d.host.boot(id)
+	m, err := d.host.boot(id, c)
 	if err != nil {
 		return nil, err
 	}
@@ -119,13 +123,21 @@ func (k *kernel) Attach(ctx context.Context, c runtime.Container) error {
 	if err := k.d.enter(ctx, Attach, k.m.id); err != nil {
 		return err
 	}
-	if len(c.Volumes) > 0 {
+	if len(c.Volumes) > 0 && !k.d.host.opts.Volumes {
 		return sandbox.Errorf(sandbox.Unsupported, "fake.attach", "the fake driver has no volumes")
 	}
-	if err := k.m.claim(); err != nil {
+	if err := k.m.claim(c.Sandbox); err != nil {
 		return err
 	}
-	return k.populate(ctx, c)
+	if err := k.populate(ctx, c); err != nil {
+		return err
+	}
+	for _, m := range c.Mounts {
+		if err := k.Mount(ctx, m.Source, m.Target); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (k *kernel) Reset(ctx context.Context, c runtime.Container) error {
@@ -135,16 +147,34 @@ func (k *kernel) Reset(ctx context.Context, c runtime.Container) error {
 	if !k.m.isAttached() {
 		return sandbox.Errorf(sandbox.Precondition, "fake.reset", "kernel %s has no container", k.m.id)
 	}
-	if err := k.evacuate(ctx); err != nil {
+	if err := k.evacuate(ctx, k.guest.Leave); err != nil {
 		return err
 	}
 	return k.populate(ctx, c)
 }
 
+// Vacate is Reset without the next container. See runtime.Reuser.
+func (k *kernel) Vacate(ctx context.Context) error {
+	if err := k.d.enter(ctx, Vacate, k.m.id); err != nil {
+		return err
+	}
+	if !k.m.isAttached() || k.Paused() {
+		return sandbox.Errorf(sandbox.Precondition, "fake.vacate", "kernel %s has no container that runs", k.m.id)
+	}
+	next := guest.NewClient(nil, nil)
+	next.MoveTo(k.guest)
+	k.guest = next
+	if err := k.evacuate(ctx, k.guest.Scrub); err != nil {
+		return err
+	}
+	k.m.vacate()
+	return nil
+}
+
 func (k *kernel) Guest() *guest.Client { return k.guest }
 
 func (k *kernel) Bulk(ctx context.Context, op guest.BulkOp, stdin, stdout *os.File) error {
-	return k.m.bulk(op, stdin, stdout)
+	return k.m.bulk(ctx, op, stdin, stdout)
 }
 
 func (k *kernel) Done() <-chan struct{} { return k.m.done }

@@ -15,6 +15,7 @@ const (
 	Adopt   Op = "adopt"
 	Attach  Op = "attach"
 	Reset   Op = "reset"
+	Vacate  Op = "vacate"
 	Destroy Op = "destroy"
 	Sweep   Op = "sweep"
 
@@ -22,6 +23,8 @@ const (
 	Resume     Op = "resume"
 	Checkpoint Op = "checkpoint"
 	Restore    Op = "restore"
+	Hold       Op = "hold"
+	Take       Op = "take"
 	Diff       Op = "diff"
 )
 
@@ -94,7 +97,16 @@ func (d *Driver) enter(ctx context.Context, op Op, id string) error {
 		return errCrashed
 	}
 	if err == nil && ctx.Err() != nil {
-		err = sandbox.Errorf(sandbox.Canceled, "fake."+string(op), "%w", context.Cause(ctx))
+		err = left(ctx, "fake."+string(op))
 	}
 	return err
+}
+
+// left is that the caller of an operation is gone.
+func left(ctx context.Context, op string) error {
+	class := sandbox.Canceled
+	if ctx.Err() == context.DeadlineExceeded {
+		class = sandbox.DeadlineReached
+	}
+	return sandbox.Errorf(class, op, "%w", context.Cause(ctx))
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cove-sandbox/cove/guest/agent"
@@ -20,6 +21,13 @@ type Options struct {
 	// Bare kernels have no guest: nothing can be run in them. For tests that
 	// only care who lives and who does not; a bare kernel touches no file.
 	Bare bool
+	// Name of its driver; "" = fake. Two hosts are two drivers of one node.
+	Name string
+	// Devices, FixedSize, Volumes, Network and Mount are capabilities that a test
+	// wants the driver to have. The fake only takes note of what a class says, mounts
+	// no volume, plugs no device in, and mounts an image, which is a tar, by
+	// unpacking it.
+	Devices, FixedSize, Volumes, Network, Mount bool
 }
 
 // Host is the machine on which fake kernels live. Safe for concurrent use.
@@ -34,6 +42,9 @@ type Host struct {
 // NewHost makes a host that keeps its kernels' files under dir, which is its
 // alone.
 func NewHost(dir string, opts Options) *Host {
+	if opts.Name == "" {
+		opts.Name = "fake"
+	}
 	return &Host{dir: dir, opts: opts, machines: map[string]*machine{}}
 }
 
@@ -58,10 +69,37 @@ func (h *Host) Attached() []string {
 	return ids
 }
 
+// Class is what a kernel was booted as, if it exists.
+func (h *Host) Class(id string) runtime.Class {
+	if m := h.get(id); m != nil {
+		return m.class
+	}
+	return runtime.Class{}
+}
+
 // IsAttached says whether a kernel exists and was given a container.
 func (h *Host) IsAttached(id string) bool {
 	m := h.get(id)
 	return m != nil && m.isAttached()
+}
+
+// SetMemory is what a kernel uses from now on.
+func (h *Host) SetMemory(id string, bytes int64) {
+	if m := h.get(id); m != nil {
+		m.memory.Store(bytes)
+	}
+}
+
+// Kernel is the id of the kernel that has the container of a sandbox; "" = none.
+func (h *Host) Kernel(box string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id, m := range h.machines {
+		if m.serves(box) {
+			return id
+		}
+	}
+	return ""
 }
 
 // Kill ends a kernel the way exit says, as the outside world would. It says
@@ -93,8 +131,9 @@ func (h *Host) get(id string) *machine {
 	return h.machines[id]
 }
 
-func (h *Host) boot(id string) (*machine, error) {
-	m := &machine{id: id, done: make(chan struct{})}
+func (h *Host) boot(id string, c runtime.Class) (*machine, error) {
+	m := &machine{id: id, class: c, done: make(chan struct{})}
+	m.memory.Store(10 << 20)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.machines[id] != nil {
@@ -147,13 +186,16 @@ func (h *Host) remove(id string, exit runtime.Exit) error {
 // machine is one fake kernel as the host sees it.
 type machine struct {
 	id     string
+	class  runtime.Class
 	root   string // the user's file system; "" when bare
 	secret []byte
 	guest  *agent.Agent // nil when bare
 	done   chan struct{}
+	memory atomic.Int64 // that it is said to use
 
 	mu       sync.Mutex
 	attached bool
+	sandbox  string // of its container
 	paused   bool
 	dead     bool
 	exit     runtime.Exit
@@ -163,6 +205,12 @@ func (m *machine) isAttached() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.attached
+}
+
+func (m *machine) serves(box string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.attached && !m.dead && m.sandbox == box
 }
 
 func (m *machine) die(exit runtime.Exit) bool {
@@ -184,8 +232,15 @@ func (m *machine) die(exit runtime.Exit) bool {
 	return true
 }
 
-// claim marks the machine attached, once.
-func (m *machine) claim() error {
+// vacate undoes claim.
+func (m *machine) vacate() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.attached, m.sandbox = false, ""
+}
+
+// claim marks the machine attached to a sandbox, once.
+func (m *machine) claim(box string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -194,6 +249,6 @@ func (m *machine) claim() error {
 	case m.attached:
 		return sandbox.Errorf(sandbox.Precondition, "fake.attach", "kernel %s has a container already", m.id)
 	}
-	m.attached = true
+	m.attached, m.sandbox = true, box
 	return nil
 }

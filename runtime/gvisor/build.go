@@ -28,8 +28,9 @@ type build struct {
 
 // stateForm counts the changes that our edits (cmd/runsc/edits) have made to how
 // gVisor writes its state. Earlier ones are read: 0 is gVisor's own, 1 has bytes
-// as strings.
-const stateForm = 1
+// as strings, 2 the files of /sys/fs/cgroup and cores of now in /proc/cpuinfo, 3
+// can leave out pages that an earlier checkpoint has.
+const stateForm = 3
 
 // thisBuild is what this machine and its binaries are.
 func thisBuild(runsc, guestHash string) (build, error) {

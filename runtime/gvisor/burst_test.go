@@ -2,16 +2,21 @@ package gvisor_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cove-sandbox/cove/internal/testbin"
+	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/runtime/gvisor"
+	"github.com/cove-sandbox/cove/runtime/gvisor/spawn"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -28,7 +33,7 @@ func TestBurst(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range most {
 		wg.Go(func() {
-			k, err := d.Blank(ctx, fmt.Sprintf("burst%d", i))
+			k, err := d.Blank(ctx, fmt.Sprintf("burst%d", i), runtime.Class{})
 			if err != nil {
 				t.Error(err)
 				return
@@ -42,7 +47,7 @@ func TestBurst(t *testing.T) {
 }
 
 // A sentry that dies at its start says why, and is started again.
-func TestStillborn(t *testing.T) {
+func TestSentryDiesAtStart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	dir := t.TempDir()
@@ -56,7 +61,10 @@ func TestStillborn(t *testing.T) {
 		t.Helper()
 		text := fmt.Sprintf("#!/bin/bash\nfor i in $(seq %[1]d); do mkdir %[2]s/death-%[1]d-$i && { echo died on purpose >&2; exit 1; }; done 2>/dev/null\nexec -a \"$0\" %[3]s \"$@\"\n",
 			deaths, dir, testbin.Runsc(t))
-		if err := os.WriteFile(runsc, []byte(text), 0o755); err != nil {
+		if err := os.WriteFile(runsc+".new", []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(runsc+".new", runsc); err != nil { // the spawner runs the old one
 			t.Fatal(err)
 		}
 	}
@@ -73,7 +81,7 @@ func TestStillborn(t *testing.T) {
 	}
 	defer d.Close()
 	script(2)
-	k, err := d.Blank(ctx, "third")
+	k, err := d.Blank(ctx, "third", runtime.Class{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,10 +89,48 @@ func TestStillborn(t *testing.T) {
 		t.Error(err)
 	}
 	script(3)
-	if _, err := d.Blank(ctx, "never"); sandbox.ClassOf(err) != sandbox.Unavailable {
+	if _, err := d.Blank(ctx, "never", runtime.Class{}); sandbox.ClassOf(err) != sandbox.Unavailable {
 		t.Errorf("three that died: %v", err)
 	}
 	if ents, err := os.ReadDir(filepath.Join(dir, "d", "k")); err != nil || len(ents) != 0 {
 		t.Errorf("left behind: %v %v", ents, err)
+	}
+}
+
+// The process that drives the kernels forks for none of them: its only child is
+// the spawner. See package spawn for what a fork of a large server costs.
+func TestTheDriverDoesNotFork(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	d := open(t, t.TempDir())
+	defer d.Close()
+	k, err := d.Blank(ctx, "forked", runtime.Class{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Destroy(context.WithoutCancel(ctx))
+	tasks, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("no list of children: %v", err)
+	}
+	var names []string
+	for _, task := range tasks {
+		b, err := os.ReadFile(task)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a thread that ended
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, pid := range strings.Fields(string(b)) {
+			line, err := os.ReadFile("/proc/" + pid + "/cmdline")
+			if err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	if len(names) != 1 || !strings.Contains(names[0], spawn.Command) {
+		t.Errorf("children of the driver: %q, want the spawner alone", names)
 	}
 }

@@ -1,8 +1,11 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -10,11 +13,15 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/control/client"
+	"gvisor.dev/gvisor/pkg/sentry/control"
+	"gvisor.dev/gvisor/pkg/sentry/state/checkpointfiles"
 	"gvisor.dev/gvisor/pkg/state/statefile"
-	gvsandbox "gvisor.dev/gvisor/runsc/sandbox"
+	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -97,19 +104,19 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 	defer k.unlimited()()
 	var files []string
 	for try := 1; ; try++ {
-		if files, err = k.save(ctx, dir); err == nil {
+		if files, err = k.save(ctx, dir, opt); err == nil {
 			break
 		}
 		err = k.failedCheckpoint(op, dir, err)
 		// The sentry cannot save what forwards a connection, nor beside the
 		// file system of a container that was, and lets go of either a moment
 		// after we did: on a machine with 17 waiting, 50 ms were not enough.
-		if try >= saves*breaths || sandbox.ClassOf(err) != sandbox.Unavailable || isClosed(k.done) {
+		if try >= saves*briefRuns || sandbox.ClassOf(err) != sandbox.Unavailable || isClosed(k.done) {
 			return cp, err
 		}
 		if try%saves != 0 {
 			time.Sleep(time.Duration(try%saves) * 10 * time.Millisecond)
-		} else if berr := k.breathe(); berr != nil {
+		} else if berr := k.runBriefly(); berr != nil {
 			return cp, errors.Join(err, k.explain(op, berr))
 		}
 	}
@@ -127,21 +134,25 @@ func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.Checkpo
 			return cp, k.explain(op, err)
 		}
 	}
-	return runtime.Checkpoint{Version: checkpointVersion, Driver: driverName, Build: k.build().String(), Files: files, Data: data}, nil
+	pages, err := pagesOf(dir, opt.Since)
+	if err != nil {
+		return cp, k.explain(op, err)
+	}
+	return runtime.Checkpoint{Version: checkpointVersion, Driver: driverName, Build: k.build().String(), Files: files, Data: data, Pages: pages}, nil
 }
 
-// saves is how often a checkpoint is tried, within half a second, and breaths how
-// often that.
-const saves, breaths = 10, 3
+// saves is how often a checkpoint is tried, within half a second, and briefRuns how
+// often that is done, with the kernel running briefly in between.
+const saves, briefRuns = 10, 3
 
-// breath is how long a paused kernel runs that could not be saved.
-const breath = 100 * time.Millisecond
+// briefly is how long a paused kernel runs that could not be saved.
+const briefly = 100 * time.Millisecond
 
-// breathe lets a paused kernel run for a moment. What it must let go of to be
+// runBriefly lets a paused kernel run for a moment. What it must let go of to be
 // saved its tasks may hold, on their way out, and standing still they do not
 // come to it: seen once in some thousand cold pauses right after a reset, for
 // the half second in which it was tried. Requests and deadlines stay held.
-func (k *Kernel) breathe() error {
+func (k *Kernel) runBriefly() error {
 	if !k.Paused() {
 		return nil
 	}
@@ -151,26 +162,122 @@ func (k *Kernel) breathe() error {
 	if err := k.sb.Resume(k.id); err != nil {
 		return err
 	}
-	time.Sleep(breath)
+	time.Sleep(briefly)
 	if err := k.sb.Pause(k.id); err != nil {
 		return err
 	}
-	return k.markPause(true)
+	return k.settlePause()
 }
 
+// Metadata that a sentry of ours knows: see cmd/runsc/edits/add/since_pgalloc.go.in.
+const (
+	pagesKey     = "cove-pages"
+	sinceKey     = "cove-since"
+	sinceSizeKey = "cove-since-bytes"
+	pagesID      = 32 // bytes of a name of pages
+)
+
 // save is one try.
-func (k *Kernel) save(ctx context.Context, dir string) ([]string, error) {
+func (k *Kernel) save(ctx context.Context, dir string, opt runtime.CheckpointOptions) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, sandbox.Errorf(sandbox.Canceled, "", "%w", err)
 	}
-	// Pages go into a file of their own: a restore reads them beside the rest.
-	err := k.sb.Checkpoint(k.d.conf, k.id, dir, gvsandbox.CheckpointOpts{
-		Compression: statefile.CompressionLevelNone, Resume: true, ExcludeCommittedZeroPages: true,
-	})
+	// Nothing is compressed, and pages go into a file of their own: a restore maps it.
+	save := control.SaveOpts{Resume: true, AppMFExcludeCommittedZeroPages: true, HavePagesFile: true, Metadata: statefile.CompressionLevelNone.ToMetadata()}
+	if opt.Follow {
+		since := cmp.Or(opt.Since, &runtime.Pages{})
+		id := make([]byte, pagesID/2)
+		_, _ = rand.Read(id) // never fails
+		save.Metadata[pagesKey] = hex.EncodeToString(id)
+		save.Metadata[sinceKey] = since.ID
+		save.Metadata[sinceSizeKey] = strconv.FormatInt(since.Size, 10)
+	}
+	defer func() {
+		for _, f := range save.Files {
+			f.Close()
+		}
+	}()
+	for _, name := range []string{checkpointfiles.StateFileName, checkpointfiles.PagesMetadataFileName, runtime.PagesFile} {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		save.Files = append(save.Files, f)
+	}
+	conn, err := client.ConnectTo(k.sb.ControlSocketPath)
 	if err != nil {
 		return nil, err
 	}
-	return ownFiles(dir)
+	defer conn.Close()
+	if err := conn.Call(boot.ContMgrCheckpoint, &save, nil); err != nil {
+		return nil, err
+	}
+	for _, f := range save.Files { // or it is we who can still write them
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+	}
+	save.Files = nil
+	names, err := ownFiles(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := readOnly(filepath.Join(dir, runtime.PagesFile), time.Second); err != nil {
+		return nil, sandbox.Errorf(sandbox.Internal, "", "pages that can still be written: %w", err)
+	}
+	return names, nil
+}
+
+// readOnly is an error if somebody may still write the pages of a checkpoint. Children
+// map them for as long as they live: a sentry that kept the file open could
+// change memory that is no longer its own. A lease to read is given only where no
+// descriptor and no mapping is for writing. The sentry closes its own a moment after it
+// has answered, and a process that is being started here may have ours.
+func readOnly(path string, within time.Duration) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close() // and with it the lease
+	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+		if err == nil || time.Since(begun) > within {
+			return err
+		}
+	}
+}
+
+// pagesOf reads what the sentry says of the pages it wrote: their name, and where they
+// begin. One of before says nothing; nil too if none is to follow.
+func pagesOf(dir string, since *runtime.Pages) (*runtime.Pages, error) {
+	f, err := os.Open(filepath.Join(dir, checkpointfiles.PagesMetadataFileName))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := os.Stat(filepath.Join(dir, runtime.PagesFile))
+	if err != nil {
+		return nil, err
+	}
+	var head struct {
+		Length uint64
+		ID     [pagesID]byte
+		Offset uint64
+	}
+	if err := binary.Read(f, binary.LittleEndian, &head); err != nil {
+		return nil, err
+	}
+	if head.Length>>63 == 0 || head.ID == [pagesID]byte{} {
+		return nil, nil
+	}
+	p := &runtime.Pages{ID: string(head.ID[:]), Offset: int64(head.Offset), Size: int64(head.Offset) + st.Size(), Whole: st.Size()}
+	if p.Offset > 0 {
+		if since == nil || since.Size != p.Offset {
+			return nil, fmt.Errorf("pages begin at %d, which nobody asked for", p.Offset)
+		}
+		p.Whole = since.Whole
+	}
+	return p, nil
 }
 
 func isClosed(c <-chan struct{}) bool {
@@ -214,7 +321,7 @@ func probeSpace(dir string) error {
 		defer f.Close()
 		err = unix.Fallocate(int(f.Fd()), 0, 0, probeSize)
 	}
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if sandbox.NoSpace(err) {
 		return err
 	}
 	return nil

@@ -43,7 +43,7 @@ func newConf(c Config, root string) (boot, start *config.Config, err error) {
 		// It compares paths, which differ from node to node, and not what lies
 		// there. What must be the same is in the build of a checkpoint.
 		"restore-spec-validation": "ignore",
-		// What a sentry says that dies; see lastWords.
+		// What a sentry says that dies; see logTail.
 		"panic-log": filepath.Join(c.Dir, "k", "%ID%", wordsFile),
 	}
 	if c.DebugLog != "" {

@@ -90,7 +90,7 @@ func derivedKernel(t *testing.T, d *Driver, lib *image.Library, img sandbox.Imag
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := d.Boot(t.Context(), id)
+	k, err := d.Boot(t.Context(), id, runtime.Class{})
 	if err != nil {
 		t.Fatal(err)
 	}

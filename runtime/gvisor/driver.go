@@ -36,6 +36,7 @@ import (
 	"gvisor.dev/gvisor/runsc/config"
 
 	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/runtime/gvisor/spawn"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -59,6 +60,9 @@ type Driver struct {
 	build   build          // what checkpoints of theirs depend on
 	groups  cgroups
 	log     *slog.Logger
+	spawner *spawn.Spawner // of sentries
+	gofers  *spawn.Spawner // they need the mounts of volumes
+	resets  resets
 	kernels sync.Map // *Kernel → nothing; made or adopted and not destroyed
 
 	// keeping is locked while programs are kept or removed, read-locked while a
@@ -76,7 +80,8 @@ const driverName = "gvisor"
 
 var validID = regexp.MustCompile(`^[a-z0-9]{1,40}$`)
 
-// Open prepares the driver's directory. It starts nothing.
+// Open prepares the driver's directory. It starts no kernel; what starts them must
+// be of the same build, which is better known now than at the first boot.
 func Open(ctx context.Context, c Config) (*Driver, error) {
 	const op = "gvisor.open"
 	if os.Geteuid() != 0 {
@@ -95,7 +100,7 @@ func Open(ctx context.Context, c Config) (*Driver, error) {
 		return nil, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
 	c.Dir = dir
-	d := &Driver{dir: dir, kept: map[programs]bool{}, log: c.Logger.With("component", "gvisor")}
+	d := &Driver{dir: dir, kept: map[programs]bool{}, spawner: spawn.New(c.RunscPath, dir), gofers: spawn.New(c.RunscPath, ""), log: c.Logger.With("component", "gvisor")}
 	for _, sub := range []string{"", "run", "k"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o711); err != nil {
 			return nil, sandbox.Errorf(sandbox.Precondition, op, "%w", err)
@@ -119,6 +124,9 @@ func Open(ctx context.Context, c Config) (*Driver, error) {
 	if d.build, err = thisBuild(c.RunscPath, filepath.Base(guestfs)); err != nil {
 		return nil, sandbox.Errorf(sandbox.Precondition, op, "%w", err)
 	}
+	if err := d.spawner.Ready(); err != nil {
+		return nil, err
+	}
 	d.now = programs{gvisor: d.build.gvisor, form: d.build.form, runsc: c.RunscPath, guestfs: guestfs}
 	return d, nil
 }
@@ -136,7 +144,7 @@ func (d *Driver) SFTP() []string {
 
 func (d *Driver) Capabilities() runtime.Capabilities {
 	return runtime.Capabilities{Isolated: true, Limits: true, Adopt: true,
-		Pause: true, Checkpoint: true, Processes: true, Diff: true, Mount: true, Volumes: true, Network: true}
+		Pause: true, Checkpoint: true, Hold: true, Processes: true, Diff: true, Mount: true, Volumes: true, Network: true, Reuse: true, Layer: true, Clock: true}
 }
 
 // Close leaves kernels running, without a connection to their guests: one that
@@ -147,12 +155,12 @@ func (d *Driver) Close() error {
 		return true
 	})
 	d.groups.removeParents()
-	return nil
+	return errors.Join(d.spawner.Close(), d.gofers.Close())
 }
 
 // Boot starts a kernel. See runtime.Driver.
-func (d *Driver) Boot(ctx context.Context, id string) (runtime.Kernel, error) {
-	b, err := d.Blank(ctx, id)
+func (d *Driver) Boot(ctx context.Context, id string, c runtime.Class) (runtime.Kernel, error) {
+	b, err := d.Blank(ctx, id, c)
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +168,10 @@ func (d *Driver) Boot(ctx context.Context, id string) (runtime.Kernel, error) {
 }
 
 // Blank makes a sentry without starting its guest. See runtime.Blanker.
-func (d *Driver) Blank(ctx context.Context, id string) (runtime.Blank, error) {
+func (d *Driver) Blank(ctx context.Context, id string, c runtime.Class) (runtime.Blank, error) {
+	if err := c.Check(driverName, d.Capabilities()); err != nil {
+		return nil, err
+	}
 	return d.blank(ctx, id, d.now)
 }
 
@@ -169,13 +180,13 @@ func (d *Driver) Blank(ctx context.Context, id string) (runtime.Blank, error) {
 // that did not come up in a burst of others.
 const blankTries = 3
 
-// errStillborn is a sentry that died before it was there.
-var errStillborn = errors.New("starting the sentry")
+// errSentryStart is a sentry that died while it was being started.
+var errSentryStart = errors.New("starting the sentry")
 
 func (d *Driver) blank(ctx context.Context, id string, p programs) (runtime.Blank, error) {
 	for try := 1; ; try++ {
 		b, err := d.blankOnce(ctx, id, p)
-		if err == nil || try == blankTries || !errors.Is(err, errStillborn) || ctx.Err() != nil {
+		if err == nil || try == blankTries || !errors.Is(err, errSentryStart) || ctx.Err() != nil {
 			return b, err
 		}
 		d.log.Warn("a sentry died at its start, the next is tried", "kernel", id, "try", try, "err", err)
@@ -265,7 +276,7 @@ func (d *Driver) Adopt(ctx context.Context, h runtime.Handle) (_ runtime.Kernel,
 		}
 	}()
 	err = k.adopt(ctx)
-	if err != nil && processStart(k.saved.PID) != k.saved.StartTime {
+	if err != nil && k.gone() {
 		return nil, sandbox.Errorf(sandbox.NotFound, op, "kernel %s: its process is gone", h.ID)
 	}
 	if err != nil {

@@ -39,3 +39,23 @@ func Quota(t testing.TB, k *Kernel) string {
 
 // Unlimited lifts it as a checkpoint does.
 func Unlimited(k *Kernel) (limited func()) { return k.unlimited() }
+
+// AwaitSpare returns when a kernel that was reset has its next container ready: what
+// runtimetest waits for where a driver makes something ahead.
+func (k *Kernel) AwaitSpare(ctx context.Context) error {
+	for ctx.Err() == nil {
+		k.mu.Lock()
+		s := k.spare
+		k.mu.Unlock()
+		if s == nil { // its timer has not fired
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		select {
+		case <-s.ready:
+			return s.err
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err()
+}

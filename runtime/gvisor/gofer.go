@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -55,10 +54,9 @@ func (k *Kernel) volumesOf(cid string) (targets []string, err error) {
 }
 
 // watchGofer collects a gofer of ours when it ends, by a pidfd in Go's poller:
-// cmd.Wait would hold a thread for each. That it ends is no end of the kernel:
+// wait would hold a thread for each. That it ends is no end of the kernel:
 // its volumes give I/O errors and the rest goes on.
-func (k *Kernel) watchGofer(cmd *exec.Cmd, cid string) error {
-	pid := cmd.Process.Pid
+func (k *Kernel) watchGofer(pid int, wait func() error, cid string) error {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return fmt.Errorf("watching the volumes' file server: %w", err)
@@ -78,7 +76,7 @@ func (k *Kernel) watchGofer(cmd *exec.Cmd, cid string) error {
 		if err != nil {
 			k.d.log.Warn("watching the volumes' file server", "kernel", k.id, "err", err)
 		}
-		if err = cmd.Wait(); err == nil { // it has ended: this does not block
+		if err = wait(); err == nil { // it has ended: this does not block
 			_ = os.Remove(k.volumesFile(cid)) // its container was left
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -54,7 +55,8 @@ func buildGuestFS(ctx context.Context, dir, guest string) (string, error) {
 		return "", sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
 	}
 	h.Write(sftp)
-	out := filepath.Join(dir, "guest-"+hex.EncodeToString(h.Sum(nil))[:16]+".erofs")
+	sum := hex.EncodeToString(h.Sum(nil))
+	out := filepath.Join(dir, "guest-"+sum[:16]+".erofs")
 	if _, err := os.Stat(out); err == nil {
 		return out, nil
 	}
@@ -99,7 +101,10 @@ func buildGuestFS(ctx context.Context, dir, guest string) (string, error) {
 	}
 	img := filepath.Join(tmp, "guest.erofs")
 	// noinline_data: with inlined tails execve fails in gVisor ("bad address").
-	cmd := exec.CommandContext(ctx, "mkfs.erofs", "-E", "noinline_data", "-T", "0", img, root)
+	// The UUID is of what is in it: gVisor restores a checkpoint over the superblock it
+	// was made with only, and another node, or this one with another data directory, makes the same.
+	uuid := fmt.Sprintf("%s-%s-8%s-8%s-%s", sum[:8], sum[8:12], sum[13:16], sum[17:20], sum[20:32])
+	cmd := exec.CommandContext(ctx, "mkfs.erofs", "-E", "noinline_data", "-T", "0", "-U", uuid, img, root)
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return "", sandbox.Errorf(sandbox.Precondition, op, "mkfs.erofs: %w: %s", err, b).WithHint("apt-get install -y erofs-utils")
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/runtime/gvisor/spawn"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -52,15 +54,19 @@ type Kernel struct {
 	watchers sync.WaitGroup
 
 	mu         sync.Mutex
-	container  string // id of the user's container inside the kernel, "" before Attach
+	container  string            // id of the user's container inside the kernel, "" before Attach
+	served     int               // number of the last container that was vacated
+	sized      sandbox.Resources // that the kernel has by Attach; zero = none
 	initPID    int
 	image      string // path of the container's image; "" if it was adopted
 	spare      *spare // nil if none is there or being made
 	spareTimer *time.Timer
+	initTimer  *time.Timer   // until init is watched
 	spareAgain func()        // ends the time without a spare that a pause began; nil unless paused
 	cleaned    chan struct{} // closed unless containers that were left are being destroyed
 	thawed     chan struct{} // closed unless the guest is being thawed
 	paused     bool
+	brief      bool // that pause is over in a moment; false in one adopted
 	plugged    bool // has a network device; not known of an adopted one
 	destroyed  bool
 	left       bool // by letGo: another process has it, and nothing more is begun here
@@ -80,6 +86,9 @@ type saved struct {
 	// always those of the driver that adopts it; "" where that was not kept.
 	Build string `json:"build,omitempty"`
 	Form  int    `json:"form,omitempty"` // of the state that it writes; see stateForm
+	// Before is the CPU time that sandboxes before this one used; see Vacate.
+	Before time.Duration `json:"before,omitempty"`
+	Reused bool          `json:"reused,omitempty"` // there were some
 }
 
 var _ runtime.Kernel = (*Kernel)(nil)
@@ -100,9 +109,7 @@ func (k *Kernel) letGo() {
 	if k.guest != nil {
 		k.guest.Close()
 	}
-	if k.spareTimer != nil {
-		k.spareTimer.Stop()
-	}
+	k.stopTimersLocked()
 	if k.stop != nil {
 		k.stop()
 	}
@@ -178,16 +185,18 @@ func (k *Kernel) blank() (*specs.Spec, error) {
 	}
 	err = withStdio(d.stdio(), func() error {
 		return withRunsc(k.programs.runsc, func() error {
-			k.sb, err = gvsandbox.New(d.conf, &gvsandbox.Args{
+			args := gvsandbox.Args{
 				ID: k.id, Spec: spec, BundleDir: k.dir(), MountHints: hints, CloneIntoCgroupFD: group,
 				IOFiles:         []*os.File{rootfs}, // closed by New
 				GoferMountConfs: specutils.GoferMountConfFlags{{Lower: specutils.Erofs, Upper: specutils.NoOverlay}},
-			})
+			}
+			startBy(&args, d.spawner)
+			k.sb, err = gvsandbox.New(d.conf, &args)
 			return err
 		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w%s", errStillborn, err, k.lastWords())
+		return nil, fmt.Errorf("%w: %w%s", errSentryStart, err, k.logTail())
 	}
 	k.saved.PID = k.sb.Getpid()
 	k.saved.StartTime = processStart(k.saved.PID)
@@ -200,24 +209,29 @@ func (k *Kernel) blank() (*specs.Spec, error) {
 	return spec, err
 }
 
+// startBy has the sentry started by a spawner. The field is one of our edits: a
+// build with gVisor as it is has none, and forks itself.
+func startBy(args *gvsandbox.Args, s *spawn.Spawner) {
+	if f := reflect.ValueOf(args).Elem().FieldByName("Start"); f.IsValid() {
+		f.Set(reflect.ValueOf(s.Start))
+	}
+}
+
 // start starts the guest of a blank kernel and waits for it to answer.
 func (k *Kernel) start(ctx context.Context, spec *specs.Spec) error {
 	if err := k.sb.StartRoot(k.d.start, spec); err != nil {
 		return err
 	}
-	if err := k.connect(ctx); err != nil {
-		return err
-	}
-	return k.rehearse(ctx)
+	return k.connect(ctx)
 }
 
-// rehearse runs the life of a sandbox once, in a container of the guest's own
+// Rehearse runs the life of a sandbox once, in a container of the guest's own
 // file system. Everything an attach and a first exec touch (code and heap of
 // the sentry and of the guest, stub processes, the connection) is slow the
 // first time: page faults are served by the sentry. A kernel has the time for
 // that in its pool, a create does not: it takes 10 of 40 ms out of attach and
-// first exec, and adds 45 ms and 0.4 MiB to a boot.
-func (k *Kernel) rehearse(ctx context.Context) error {
+// first exec, and adds 45 ms and 0.4 MiB to a boot. See runtime.Rehearser.
+func (k *Kernel) Rehearse(ctx context.Context) error {
 	c := runtime.Container{Rootfs: runtime.Rootfs{Path: k.programs.guestfs, User: "0:0"}, Resources: sandbox.Resources{Disk: 1 << 20, Pids: 16},
 		Resolvers: []netip.Addr{netip.IPv4Unspecified()}}
 	k.mu.Lock()
@@ -268,7 +282,7 @@ func (k *Kernel) connect(ctx context.Context) error {
 		}
 		select {
 		case <-k.done:
-			return fmt.Errorf("the sentry died while its guest started: %s%s", k.exit.Detail, k.lastWords())
+			return fmt.Errorf("the sentry died while its guest started: %s%s", k.exit.Detail, k.logTail())
 		case <-ctx.Done():
 			return fmt.Errorf("the guest does not answer: %w", err)
 		case <-time.After(wait):
@@ -315,7 +329,7 @@ func (k *Kernel) dial(ctx context.Context) (net.Conn, error) {
 // adopt finds a kernel of an earlier process again. Without an error but with
 // Done closed, it is dead and the cause is known.
 func (k *Kernel) adopt(ctx context.Context) error {
-	if k.saved.PID == 0 || processStart(k.saved.PID) != k.saved.StartTime {
+	if k.saved.PID == 0 || k.gone() {
 		if k.d.groups.oomKills(k.id) > 0 {
 			k.finish(sandbox.OOM, overLimit)
 			return nil
@@ -367,7 +381,7 @@ func (k *Kernel) adopt(ctx context.Context) error {
 		}
 	}
 	if k.initPID = init; init != 0 {
-		k.watchInit()
+		k.watchInitLocked()
 	}
 	return nil
 }
@@ -400,13 +414,17 @@ func (k *Kernel) Attach(ctx context.Context, c runtime.Container) error {
 	if k.container != "" {
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has its container", k.id)
 	}
-	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
-		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
+	if k.sized != c.Resources || !c.Clock.IsZero() { // mostly the next of a trust group is as large as the one before
+		k.sized = sandbox.Resources{}
+		if err := k.d.groups.limit(k.id, c.Resources); err != nil {
+			return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
+		}
+		if err := k.setSize(c); err != nil {
+			return k.explain(op, err)
+		}
+		k.sized = c.Resources
 	}
-	if err := k.setSize(c.Resources); err != nil {
-		return k.explain(op, err)
-	}
-	cid := containerName(1)
+	cid := containerName(k.served + 1)
 	init, err := k.launch(c, cid)
 	if err != nil {
 		return k.explain(op, err)
@@ -419,6 +437,9 @@ func (k *Kernel) Attach(ctx context.Context, c runtime.Container) error {
 	}
 	if err := k.enterLocked(ctx, c, init); err != nil {
 		return k.explain(op, err)
+	}
+	if k.d.resets.likely(c.Rootfs.Path, time.Now()) {
+		k.spareSoonLocked(c)
 	}
 	return nil
 }
@@ -435,6 +456,7 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 		return k.errPaused(op)
 	}
 	<-k.cleaned
+	k.d.resets.note(c.Rootfs.Path, time.Now())
 	next := k.takeSpareLocked(c)
 	old := k.containers()
 	if next == nil {
@@ -494,7 +516,7 @@ func (k *Kernel) explain(op string, err error) error {
 	if errors.As(err, &e) {
 		return sandbox.WithOp(op, err)
 	}
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if sandbox.NoSpace(err) {
 		return sandbox.Errorf(sandbox.DiskFull, op, "kernel %s: %w", k.id, err)
 	}
 	return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
@@ -533,15 +555,35 @@ func (k *Kernel) launch(c runtime.Container, cid string) (initPID int, err error
 	}
 	defer vols.close()
 	spec.Mounts = append(spec.Mounts, vols.mounts...)
+	files, confs := append([]*os.File{image, guestfs}, vols.files...), append([]specutils.GoferMountConf{
+		{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(c.Resources.Disk, 10)},
+		{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
+	}, vols.confs...)
+	var ms []mount
+	for _, m := range c.Mounts {
+		id, err := superblockID(m.Source)
+		if err != nil {
+			return 0, err
+		}
+		f, err := os.Open(m.Source)
+		if err != nil {
+			return 0, err
+		}
+		defer f.Close()
+		ms = append(ms, mount{Source: m.Source, ID: id, Path: m.Target, Key: m.Target})
+		spec.Mounts = append(spec.Mounts, ms[len(ms)-1].spec())
+		files, confs = append(files, f), append(confs, specutils.GoferMountConf{Lower: specutils.Erofs, Upper: specutils.NoOverlay})
+	}
+	if len(ms) > 0 {
+		if err := k.keepMounts(cid, ms); err != nil {
+			return 0, err
+		}
+	}
 	if err := k.sb.CreateSubcontainer(d.conf, cid, nil); err != nil {
 		return 0, err
 	}
 	err = k.sb.StartSubcontainer(spec, d.conf, cid,
-		[]*os.File{stdin, stdin, stdin}, append([]*os.File{image, guestfs}, vols.files...), []*os.File{layer}, nil,
-		append([]specutils.GoferMountConf{
-			{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(c.Resources.Disk, 10)},
-			{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
-		}, vols.confs...))
+		[]*os.File{stdin, stdin, stdin}, files, []*os.File{layer}, nil, confs)
 	if err != nil {
 		return 0, vols.explain(err)
 	}
@@ -561,7 +603,7 @@ func (k *Kernel) enterLocked(ctx context.Context, c runtime.Container, initPID i
 		return fmt.Errorf("the guest cannot enter the container: %w", err)
 	}
 	k.initPID, k.image = initPID, c.Rootfs.Path
-	k.watchInit()
+	k.watchInitLocked()
 	return nil
 }
 
@@ -571,23 +613,36 @@ func inGuest(c runtime.Container, initPID int) guest.Container {
 		Resolv: runtime.ResolvConf(c.Resolvers)}
 }
 
+// MemoryUse is Stats without what only the guest knows. See runtime.Meter.
+func (k *Kernel) MemoryUse() (int64, error) {
+	s, err := k.d.groups.stats(k.id)
+	return s.Memory + k.saved.BootMemory, err
+}
+
+// CPUTime implements runtime.CPUMeter.
+func (k *Kernel) CPUTime() (time.Duration, bool) { return k.d.groups.cpuTime(k.id) }
+
 // Stats of the kernel. See runtime.Kernel.
 func (k *Kernel) Stats(ctx context.Context) (sandbox.Stats, error) {
 	s, err := k.d.groups.stats(k.id)
 	if err != nil {
 		return s, sandbox.Errorf(sandbox.NotFound, "gvisor.stats", "kernel %s: %w", k.id, err)
 	}
+	s.CPUTime -= k.saved.Before
+	if k.saved.Reused && k.d.groups.v2 {
+		s.MemoryPeak = 0 // cannot be set back, and is the peak of all
+	}
 	s.Memory += k.saved.BootMemory
 	if s.MemoryPeak > 0 {
 		s.MemoryPeak += k.saved.BootMemory
 	}
 	k.mu.Lock()
-	cid, paused := k.container, k.paused
+	cid, paused, guest := k.container, k.paused, k.guest
 	k.mu.Unlock()
 	if cid != "" && !paused {
 		// The figures that come from inside. Without an answer they are left
 		// out: the others are the host's and do not depend on it.
-		if processes, kills, err := k.guest.Counts(ctx); err == nil {
+		if processes, kills, err := guest.Counts(ctx); err == nil {
 			s.Processes, s.OOMKills = processes, kills
 		}
 	}

@@ -128,7 +128,7 @@ func TestDeviceIsPluggedIntoARunningKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() }) // after its kernel
-	k, err := d.Boot(t.Context(), "plugged")
+	k, err := d.Boot(t.Context(), "plugged", runtime.Class{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +171,7 @@ while True:
 	}
 	// The connection of the source goes on.
 	runIn(t, k.(*Kernel), `n=$(wc -l </tmp/echo); while [ $(wc -l </tmp/echo) -lt $((n+3)) ]; do sleep 0.05; done`)
-	b, err := d.Blank(t.Context(), "fork")
+	b, err := d.Blank(t.Context(), "fork", runtime.Class{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +261,7 @@ func BenchmarkThroughput(b *testing.B) {
 	}
 	defer d.Close()
 	kernel := func(id string, ns *netns.Namespace) *Kernel {
-		k, err := d.Boot(b.Context(), id)
+		k, err := d.Boot(b.Context(), id, runtime.Class{})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -18,18 +18,18 @@ var _ runtime.Pauser = (*Kernel)(nil)
 
 // pauseMark is what lies in a paused kernel's directory. The sentry cannot be
 // asked whether it is paused, its guest does not answer then, and to resume one
-// that is not paused kills it: so it is written down before and after. A resume
-// renames the mark back to what it is written under, which takes no room: a full
-// disk must not keep a sandbox from waking.
+// that is not paused kills it: so it is written down before, under the name of one
+// that is not settled, and gets its own name after. A resume renames it back, which
+// takes no room: a full disk must not keep a sandbox from waking.
 type pauseMark struct {
-	Settled   bool   `json:"settled"` // false while a pause is under way
+	Settled   bool   `json:"settled"` // false was under its own name, too, until 2026-11
 	Container string `json:"container"`
 	InitPID   int    `json:"init_pid"`
 }
 
 func (k *Kernel) pauseFile() string { return filepath.Join(k.dir(), "paused") }
 
-// unsettledFile is a mark being written or, of a resume under way, taken back.
+// unsettledFile is the mark while a pause or a resume is under way.
 func (k *Kernel) unsettledFile() string { return k.pauseFile() + ".new" }
 
 func (k *Kernel) unmarkPause() error {
@@ -41,20 +41,18 @@ func (k *Kernel) unmarkPause() error {
 	return nil
 }
 
-func (k *Kernel) markPause(settled bool) error {
+func (k *Kernel) markPause() error {
 	k.mu.Lock()
-	m := pauseMark{Settled: settled, Container: k.container, InitPID: k.initPID}
+	m := pauseMark{Settled: true, Container: k.container, InitPID: k.initPID}
 	k.mu.Unlock()
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
-	tmp := k.unsettledFile()
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, k.pauseFile())
+	return os.WriteFile(k.unsettledFile(), b, 0o600)
 }
+
+func (k *Kernel) settlePause() error { return os.Rename(k.unsettledFile(), k.pauseFile()) }
 
 // Paused says whether the kernel stands still. See runtime.Pauser.
 func (k *Kernel) Paused() bool {
@@ -64,35 +62,53 @@ func (k *Kernel) Paused() bool {
 }
 
 // Pause freezes the kernel. See runtime.Pauser.
-func (k *Kernel) Pause(ctx context.Context) (err error) {
+func (k *Kernel) Pause(ctx context.Context) error {
 	const op = "gvisor.pause"
 	if k.Paused() {
 		return nil
 	}
-	// Now, while the sentry can still destroy it: a checkpoint may follow.
-	again := k.withoutSpare()
-	if err := k.freeze(ctx); err != nil {
-		again()
+	if err := k.pauseUnsettled(ctx, false); err != nil {
 		return k.explain(op, err)
 	}
-	if err = k.guest.Settle(ctx); err == nil {
-		err = k.markPause(false)
+	if err := k.settlePause(); err != nil {
+		return k.explain(op, err)
+	}
+	return nil
+}
+
+// pauseUnsettled is a pause that the process which made it ends: should that die
+// first, whoever adopts the kernel finds out that it stands still by asking it, for
+// unsettledWait. A brief one is over before anybody would feel that deadlines ran on:
+// it spares the guest two calls and keeps the spare.
+func (k *Kernel) pauseUnsettled(ctx context.Context, brief bool) error {
+	var again func()
+	wake := k.wake
+	if brief {
+		again, wake = k.restSpare(), k.guest.Release
+	} else {
+		// Now, while the sentry can still destroy it: a checkpoint may follow.
+		again = k.withoutSpare()
+		if err := k.freeze(ctx); err != nil {
+			again()
+			return err
+		}
+	}
+	err := k.guest.Settle(ctx)
+	if err == nil {
+		err = k.markPause()
 	}
 	if err == nil {
 		err = k.sb.Pause(k.id)
 	}
 	if err != nil {
 		_ = k.unmarkPause()
-		k.wake()
+		wake()
 		again()
-		return k.explain(op, err)
+		return err
 	}
 	k.mu.Lock()
-	k.paused, k.spareAgain = true, again
+	k.paused, k.brief, k.spareAgain = true, brief, again
 	k.mu.Unlock()
-	if err := k.markPause(true); err != nil {
-		return k.explain(op, err)
-	}
 	return nil
 }
 
@@ -109,8 +125,8 @@ func (k *Kernel) Resume(ctx context.Context) error {
 		return k.explain(op, err)
 	}
 	k.mu.Lock()
-	again := k.spareAgain // nil in one adopted while paused
-	k.paused, k.spareAgain = false, nil
+	again, brief := k.spareAgain, k.brief // nil and false in one adopted while paused
+	k.paused, k.brief, k.spareAgain = false, false, nil
 	k.mu.Unlock()
 	if again != nil {
 		again()
@@ -118,7 +134,11 @@ func (k *Kernel) Resume(ctx context.Context) error {
 	if err := k.unmarkPause(); err != nil {
 		return k.explain(op, err)
 	}
-	k.wake()
+	if brief {
+		k.guest.Release()
+	} else {
+		k.wake()
+	}
 	return nil
 }
 
@@ -203,7 +223,7 @@ func (k *Kernel) adoptPaused(ctx context.Context) (bool, error) {
 	defer k.mu.Unlock()
 	k.paused, k.container, k.initPID = true, m.Container, m.InitPID
 	if m.InitPID != 0 {
-		k.watchInit()
+		k.watchInitLocked()
 	}
 	return true, nil
 }

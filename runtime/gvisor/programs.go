@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,9 +12,9 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/runsc/specutils"
 
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -98,7 +97,10 @@ func (k *Kernel) build() build {
 func (d *Driver) Fits(of string) bool { return of == "" || d.build.reads(parseBuild(of)) == nil }
 
 // BlankOf is Blank with the programs of a build. See runtime.BuildKeeper.
-func (d *Driver) BlankOf(ctx context.Context, id, of string) (runtime.Blank, error) {
+func (d *Driver) BlankOf(ctx context.Context, id string, c runtime.Class, of string) (runtime.Blank, error) {
+	if err := c.Check(driverName, d.Capabilities()); err != nil {
+		return nil, err
+	}
 	d.keeping.RLock() // until the kernel is there to be seen by PruneBuilds
 	defer d.keeping.RUnlock()
 	was := parseBuild(of)
@@ -132,16 +134,16 @@ func (k *Kernel) keep() error {
 	}
 	d.keeping.Lock()
 	defer d.keeping.Unlock()
-	if err := syncFile(p.guestfs); err != nil {
+	if err := durable.Sync(p.guestfs); err != nil {
 		return fmt.Errorf("keeping the guest: %w", err)
 	}
 	to := d.keptRunsc(p.gvisor, p.form)
 	if !isFile(to) {
-		if err := copyProgram(from, to); err != nil {
+		if err := keepProgram(from, to); err != nil {
 			return fmt.Errorf("keeping runsc: %w", err)
 		}
 	}
-	if err := syncFile(d.dir); err != nil {
+	if err := durable.Sync(d.dir); err != nil {
 		return err
 	}
 	d.kept[p] = true
@@ -217,44 +219,18 @@ func isFile(path string) bool {
 	return err == nil && st.Mode().IsRegular() && st.Size() > 0
 }
 
-func syncFile(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
-}
-
-// copyProgram copies a file that can be executed, whole and durably or not at
-// all.
-func copyProgram(from, to string) (err error) {
+// keepProgram copies a file that can be executed. Its name is durable when its
+// directory is synced.
+func keepProgram(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	tmp := to + ".tmp"
-	// One that a crash left is not the start of ours.
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := durable.Stage(to+".tmp", in, 0o755); err != nil {
 		return err
 	}
-	out, err := os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(tmp)
-		}
-	}()
-	if _, err = io.Copy(out, in); err == nil {
-		err = out.Sync()
-	}
-	if err = errors.Join(err, out.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp, to)
+	return os.Rename(to+".tmp", to)
 }
 
 // exe guards specutils.ExePath, the program that gVisor's code starts sentries
@@ -287,11 +263,11 @@ func setRunsc(path string) {
 func (k *Kernel) asKeepError(op string, err error) error {
 	var e *sandbox.Error
 	switch {
-	case processStart(k.saved.PID) != k.saved.StartTime: // and its program with it
+	case k.gone(): // and its program with it
 		return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
 	case errors.As(err, &e):
 		return sandbox.WithOp(op, e)
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case sandbox.NoSpace(err):
 		return sandbox.Errorf(sandbox.DiskFull, op, "%w", err).WithHint("make room and try again; the sandbox goes on")
 	case errors.Is(err, fs.ErrNotExist):
 		// Cold standby would end its kernel for a state nothing here restores.

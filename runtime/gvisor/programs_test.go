@@ -71,7 +71,7 @@ func TestEarlierProgramsGoOn(t *testing.T) {
 	}
 	restore := func(d *Driver, id, at string, cp runtime.Checkpoint) runtime.Kernel {
 		t.Helper()
-		b, err := d.BlankOf(ctx, id, cp.Build)
+		b, err := d.BlankOf(ctx, id, runtime.Class{}, cp.Build)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +96,7 @@ func TestEarlierProgramsGoOn(t *testing.T) {
 	}
 
 	d := open(testbin.Runsc(t), testbin.Guest(t))
-	k, err := d.Boot(ctx, "first")
+	k, err := d.Boot(ctx, "first", runtime.Class{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestEarlierProgramsGoOn(t *testing.T) {
 	if d.Fits(cp.Build) {
 		t.Error("a checkpoint of other programs fits")
 	}
-	b, err := d.Blank(ctx, "plain")
+	b, err := d.Blank(ctx, "plain", runtime.Class{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestEarlierProgramsGoOn(t *testing.T) {
 	expect(child, "cat /dev/shm/note 2>/dev/null; echo pristine", "pristine")
 	destroy(adopted)
 	childHandle := child.Handle()
-	fresh, err := d.Boot(ctx, "fresh")
+	fresh, err := d.Boot(ctx, "fresh", runtime.Class{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestEarlierProgramsGoOn(t *testing.T) {
 	if freed := prune(); freed < 50<<20 || slices.ContainsFunc(files(), func(f string) bool { return slices.Contains(was, f) }) || len(files()) != 2 {
 		t.Errorf("%d bytes freed, left are %q", freed, files())
 	}
-	_, err = d.BlankOf(ctx, "none", cp.Build)
+	_, err = d.BlankOf(ctx, "none", runtime.Class{}, cp.Build)
 	if e := (*sandbox.Error)(nil); !errors.As(err, &e) || e.Class != sandbox.Precondition || e.Hint == "" {
 		t.Errorf("of programs that are gone: %v", err)
 	}

@@ -27,22 +27,12 @@ import (
 // go away; if its content does, the kernel ends.
 func (b *blank) Restore(ctx context.Context, dir string, cp runtime.Checkpoint, c runtime.Container) (runtime.Kernel, error) {
 	const op = "gvisor.restore"
-	was, err := b.restorable(cp, c)
+	was, err := b.restorable(dir, cp, c)
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range cp.Files {
-		if st, err := os.Lstat(filepath.Join(dir, filepath.Base(name))); err != nil || !st.Mode().IsRegular() {
-			return nil, sandbox.Errorf(sandbox.Precondition, op, "the checkpoint in %s has no file %q: %v", dir, name, err)
-		}
-	}
 	if err := b.goOn(ctx, b.spec, dir, was, c); err != nil {
-		// A sentry that cannot write its layer dies of it, and says nothing:
-		// before what it wrote goes, the disk is asked.
-		if full := probeSpace(b.dir()); full != nil {
-			err = sandbox.Errorf(sandbox.DiskFull, op, "kernel %s: %w", b.id, errors.Join(full, err)).WithHint("make room and try again")
-		}
-		return nil, b.undo(ctx, op, err)
+		return nil, b.fail(ctx, op, err)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, b.undo(ctx, op, err)
@@ -50,8 +40,17 @@ func (b *blank) Restore(ctx context.Context, dir string, cp runtime.Checkpoint, 
 	return b.Kernel, nil
 }
 
+// fail undoes a restore. A sentry that cannot write its layer dies of it, and says
+// nothing: before what it wrote goes, the disk is asked.
+func (k *Kernel) fail(ctx context.Context, op string, err error) error {
+	if full := probeSpace(k.dir()); full != nil {
+		err = sandbox.Errorf(sandbox.DiskFull, op, "kernel %s: %w", k.id, errors.Join(full, err)).WithHint("make room and try again")
+	}
+	return k.undo(ctx, op, err)
+}
+
 // restorable checks all that can be known without touching a kernel.
-func (k *Kernel) restorable(cp runtime.Checkpoint, c runtime.Container) (was checkpointed, err error) {
+func (k *Kernel) restorable(dir string, cp runtime.Checkpoint, c runtime.Container) (was checkpointed, err error) {
 	const op = "gvisor.restore"
 	if cp.Driver != driverName || cp.Version != checkpointVersion {
 		return was, sandbox.Errorf(sandbox.Precondition, op, "checkpoint %s version %d is not for this driver", cp.Driver, cp.Version).WithReason(sandbox.RestoreRefused).
@@ -78,13 +77,40 @@ func (k *Kernel) restorable(cp runtime.Checkpoint, c runtime.Container) (was che
 			return was, sandbox.Errorf(sandbox.Precondition, op, "%s, mounted at %s in the checkpoint, is not there or another (%v)", m.Source, m.Path, err)
 		}
 	}
-	return was, sandbox.WithOp(op, checkHeld(was.Held, c.Volumes))
+	if err := checkHeld(was.Held, c.Volumes); err != nil {
+		return was, sandbox.WithOp(op, err)
+	}
+	for _, name := range cp.Files {
+		if st, err := os.Lstat(filepath.Join(dir, filepath.Base(name))); err != nil || !st.Mode().IsRegular() {
+			return was, sandbox.Errorf(sandbox.Precondition, op, "the checkpoint in %s has no file %q: %v", dir, name, err)
+		}
+	}
+	return was, nil
 }
 
 // goOn is Restore without the cleaning up.
 func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was checkpointed, c runtime.Container) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if err := k.loadLocked(ctx, root, dir, was, c); err != nil {
+		return err
+	}
+	if err := k.setSize(c); err != nil { // the limit is of the kernel that is there now
+		return err
+	}
+	if err := k.rekeyLocked(ctx, c); err != nil {
+		return err
+	}
+	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
+		return err
+	}
+	k.servesLocked(was, c)
+	return nil
+}
+
+// loadLocked has the sentry load a checkpoint, and waits for its guest to answer to the
+// secret it was saved with.
+func (k *Kernel) loadLocked(ctx context.Context, root *specs.Spec, dir string, was checkpointed, c runtime.Container) error {
 	// Memory is limited from the start; the CPU only once it runs, for a share
 	// of a core would make the restore itself slow.
 	wide := c.Resources
@@ -92,7 +118,7 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 	if err := k.d.groups.limit(k.id, wide); err != nil {
 		return err
 	}
-	if err := k.setSize(c.Resources); err != nil { // what goes on sees it from the start
+	if err := k.setSize(c); err != nil { // what goes on sees it from the start
 		return err
 	}
 	if err := k.sb.Restore(k.d.start, root, k.id, dir, false /* direct */, true /* background */, linksOf(c.Device, true)); err != nil {
@@ -103,18 +129,17 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 	if err := k.restoreContainer(c, cid, was.Mounts); err != nil {
 		return err
 	}
-	if err := k.setSize(c.Resources); err != nil { // the limit is of the kernel that is there now
-		return err
-	}
 	k.container = cid // and runs, also if its source was paused: gVisor does not save that
 	own := k.saved.Secret
 	k.saved.Secret = was.Secret
 	err := k.connect(ctx)
 	k.saved.Secret = own
-	if err != nil {
-		return err
-	}
-	secret, err := hex.DecodeString(own)
+	return err
+}
+
+// rekeyLocked makes what was loaded the sandbox that c says.
+func (k *Kernel) rekeyLocked(ctx context.Context, c runtime.Container) error {
+	secret, err := hex.DecodeString(k.saved.Secret)
 	if err != nil {
 		return err
 	}
@@ -125,12 +150,13 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 		c.Guest.MoveTo(k.guest)
 		k.guest = c.Guest
 	}
-	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
-		return err
-	}
-	k.initPID, k.image = was.InitPID, c.Rootfs.Path
-	k.watchInit()
 	return nil
+}
+
+// servesLocked notes whose container the kernel has from now on.
+func (k *Kernel) servesLocked(was checkpointed, c runtime.Container) {
+	k.initPID, k.image = was.InitPID, c.Rootfs.Path
+	k.watchInitLocked()
 }
 
 // restoreContainer names the files of the user's container, the last that the

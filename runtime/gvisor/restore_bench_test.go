@@ -1,6 +1,7 @@
 package gvisor_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,9 +23,11 @@ import (
 
 // BenchmarkRestore is the restore of BenchmarkState alone: its source is gone,
 // so nothing else runs, and what the kernel spends on it (CPU, page faults) is
-// reported beside the time. Interleaved with attaching to a booted kernel.
+// reported beside the time. Interleaved with attaching to a booted kernel, and with
+// taking one that was restored ahead.
 // COVE_BENCH_RUNSC, a list of runsc binaries, compares them in one run: each
 // round takes all of them in turn, and their metrics have their names.
+// COVE_BENCH_MB is how much memory the source holds; 5 if it is not set.
 func BenchmarkRestore(b *testing.B) {
 	paths := strings.FieldsFunc(os.Getenv("COVE_BENCH_RUNSC"), func(r rune) bool { return r == ',' })
 	if len(paths) == 0 {
@@ -74,9 +77,13 @@ func newRestores(b *testing.B, runsc, suffix string) *restores {
 	if err != nil {
 		b.Fatal(err)
 	}
+	mb, err := strconv.Atoi(cmp.Or(os.Getenv("COVE_BENCH_MB"), "5"))
+	if err != nil {
+		b.Fatal(err)
+	}
 	r := &restores{d: d, runsc: runsc, dir: b.TempDir(), suffix: suffix, spent: map[string][]float64{},
-		c: runtime.Container{Rootfs: rootfs(b), Resources: sandbox.Resources{MilliCPU: 2000, MemoryLimit: 512 << 20, Disk: 1 << 30, Pids: 4096}}}
-	source, err := d.Boot(ctx, r.id())
+		c: runtime.Container{Rootfs: rootfs(b), Resources: sandbox.Resources{MilliCPU: 2000, MemoryLimit: int64(512+mb) << 20, Disk: 1 << 30, Pids: 4096}}}
+	source, err := d.Boot(ctx, r.id(), runtime.Class{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -85,7 +92,7 @@ func newRestores(b *testing.B, runsc, suffix string) *restores {
 		b.Fatal(err)
 	}
 	up := make(chan struct{}, 1)
-	hold := sandbox.ProcessSpec{ExecID: "hold", Args: []string{"python3", "-uc", "import os,time\nx=os.urandom(5<<20)\nos.write(1,b'up')\ntime.sleep(1e6)"}}
+	hold := sandbox.ProcessSpec{ExecID: "hold", Args: []string{"python3", "-uc", fmt.Sprintf("import os,time\nx=[os.urandom(1<<20) for _ in range(%d)]\nos.write(1,b'up')\ntime.sleep(1e6)", mb)}}
 	go source.Guest().Start(ctx, hold, 0, func(e sandbox.ProcessEvent) error {
 		if e.Output != nil {
 			up <- struct{}{}
@@ -120,9 +127,9 @@ func (r *restores) round(b *testing.B) {
 	}
 	note := func(name string, v float64) { r.spent[name] = append(r.spent[name], v) }
 	since := func(t time.Time) float64 { return float64(time.Since(t).Microseconds()) / 1000 }
-	plain, err := r.d.Boot(ctx, r.id())
+	plain, err := r.d.Boot(ctx, r.id(), runtime.Class{})
 	must(err)
-	blank, err := r.d.Blank(ctx, r.id())
+	blank, err := r.d.Blank(ctx, r.id(), runtime.Class{})
 	must(err)
 	m, err := plain.Stats(ctx)
 	must(err)
@@ -160,6 +167,20 @@ func (r *restores) round(b *testing.B) {
 	must(err)
 	note("child-MiB", float64(s.Memory)/(1<<20))
 	must(child.Destroy(ctx))
+
+	ahead, err := r.d.Blank(ctx, r.id(), runtime.Class{})
+	must(err)
+	held, err := ahead.(runtime.Holder).Hold(ctx, r.dir, r.cp, r.c)
+	must(err)
+	t = time.Now()
+	c := r.c
+	c.Sandbox = "taken"
+	taken, err := held.Take(ctx, c)
+	must(err)
+	note("take-ms", since(t))
+	r.exec(b, taken)
+	note("take+exec1-ms", since(t))
+	must(taken.Destroy(ctx))
 }
 
 // spending of a kernel: page faults of the sentry, and milliseconds of CPU of

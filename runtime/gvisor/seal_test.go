@@ -15,7 +15,7 @@ func TestKernelSettingsAreReadOnlyInside(t *testing.T) {
 	ctx := t.Context()
 	d := open(t, t.TempDir())
 	defer d.Close()
-	k, err := d.Boot(ctx, "k")
+	k, err := d.Boot(ctx, "k", runtime.Class{})
 	if err != nil {
 		t.Fatal(err)
 	}

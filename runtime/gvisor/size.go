@@ -1,10 +1,7 @@
 package gvisor
 
 import (
-	"fmt"
-
-	"gvisor.dev/gvisor/pkg/control/client"
-
+	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -17,6 +14,11 @@ type size struct {
 	Memory uint64 // bytes that processes see
 	Soft   uint64 // bytes above which the largest process ends, the sentry's own included
 	Hard   uint64 // bytes above which nothing is given out
+
+	MilliCPU uint64 // in the files of /sys/fs/cgroup; 0 is none
+	Pids     uint64 // the same; 0 is any number
+
+	Realtime int64 // what the clock of day is to read now, in nanoseconds; 0 is the host's
 }
 
 // memoryReserve is what the host's limit is above the one that the sentry keeps:
@@ -34,25 +36,22 @@ func sizeOf(r sandbox.Resources) size {
 		Memory: uint64(r.MemoryLimit),
 		Soft:   uint64(soft),
 		Hard:   uint64(soft + memoryReserve(r.MemoryLimit)/2),
+
+		MilliCPU: uint64(r.MilliCPU),
+		Pids:     uint64(r.Pids),
 	}
 }
 
 // setSize tells the sentry how large its sandbox is. Programs of an earlier
 // build may not know of it: what runs in those sees the host's size, and over
 // its limit the sandbox ends.
-func (k *Kernel) setSize(r sandbox.Resources) error {
-	conn, err := client.ConnectTo(k.sb.ControlSocketPath)
-	if err != nil {
-		return fmt.Errorf("setting the size: %w", err)
+func (k *Kernel) setSize(c runtime.Container) error {
+	s := sizeOf(c.Resources)
+	s.Realtime = realtimeOf(c.Clock)
+	err := k.control(sizeMethod, &s, nil)
+	if err != nil && k.programs != k.d.now {
+		k.d.log.Debug("a kernel of an earlier build keeps the size it has", "kernel", k.id, "err", err)
+		return nil
 	}
-	defer conn.Close()
-	s := sizeOf(r)
-	if err := conn.Call(sizeMethod, &s, nil); err != nil {
-		if k.programs != k.d.now {
-			k.d.log.Debug("a kernel of an earlier build keeps the size it has", "kernel", k.id, "err", err)
-			return nil
-		}
-		return fmt.Errorf("setting the size: %w", err)
-	}
-	return nil
+	return err
 }

@@ -2,7 +2,10 @@ package gvisor
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cove-sandbox/cove/runtime"
@@ -18,8 +21,8 @@ const prepareTimeout = 20 * time.Second
 
 // spare is a pristine container that waits in a kernel for the next reset,
 // entered by the guest: starting it (3 of 5 ms) and entering it (another 2) are
-// no part of that. Only a kernel that was
-// reset before has one: whoever resets once does it again, and whoever never
+// no part of that. Only a kernel that was reset before has one, or whose image had a
+// kernel that was reset lately: whoever resets once does it again, and whoever never
 // does pays nothing.
 type spare struct {
 	cid   string
@@ -33,6 +36,36 @@ type spare struct {
 // working directory are the guest's to give when it enters.
 func (s *spare) serves(c runtime.Container) bool {
 	return s.err == nil && s.c.Rootfs.Path == c.Rootfs.Path && s.c.Resources.Disk == c.Resources.Disk && slices.Equal(s.c.Volumes, c.Volumes)
+}
+
+// lately is how long resets in other kernels of an image say that the next of them
+// will be reset too.
+const lately = 5 * time.Minute
+
+// resets knows the images whose sandboxes are reset. It is in memory: after a restart
+// the first reset of a sandbox is slow once. Safe for concurrent use.
+type resets struct {
+	mu struct {
+		sync.Mutex
+		last map[string]time.Time // by the path of the image's file
+	}
+}
+
+func (r *resets) note(image string, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.last == nil {
+		r.mu.last = map[string]time.Time{}
+	}
+	maps.DeleteFunc(r.mu.last, func(_ string, at time.Time) bool { return now.Sub(at) > lately })
+	r.mu.last[image] = now
+}
+
+func (r *resets) likely(image string, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at, ok := r.mu.last[image]
+	return ok && now.Sub(at) <= lately
 }
 
 // spareSoonLocked sees to a spare after the container of an episode.
@@ -57,6 +90,37 @@ func (k *Kernel) spareSoonLocked(c runtime.Container) {
 		defer cancel()
 		s.err = k.guest.Prepare(ctx, inGuest(c, s.init))
 	})
+}
+
+// restSpare keeps a spare from being made until the returned function is called. One
+// that is being made is waited for; one that waits goes on waiting.
+func (k *Kernel) restSpare() (again func()) {
+	none := &spare{ready: make(chan struct{}), err: errors.New("no spare during a pause")}
+	close(none.ready)
+	k.mu.Lock()
+	if k.spareTimer != nil {
+		k.spareTimer.Stop()
+	}
+	s, cleaned := k.spare, k.cleaned
+	if s == nil {
+		k.spare = none // for a timer that has fired
+	}
+	k.mu.Unlock()
+	<-cleaned
+	if s != nil {
+		<-s.ready
+	}
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.spare != none {
+			return
+		}
+		k.spare = nil
+		if k.spareTimer != nil && !k.destroyed {
+			k.spareTimer.Reset(spareAfter)
+		}
+	}
 }
 
 // takeSpareLocked returns the spare if there is one that serves c. A spare

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -11,6 +12,19 @@ import (
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
+
+// diff takes the files of a kernel, as a grade does.
+func diff(t *testing.T, k *Kernel) {
+	t.Helper()
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := k.Diff(t.Context(), f, 0); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // A kernel that was reset has its next container ready; it is used when it
 // fits, thrown away when not, found again after a restart, and always pristine.
@@ -22,7 +36,7 @@ func TestSpare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	booted, err := d.Boot(ctx, "k")
+	booted, err := d.Boot(ctx, "k", runtime.Class{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,9 +92,20 @@ func TestSpare(t *testing.T) {
 	if err := k.Attach(ctx, c); err != nil {
 		t.Fatal(err)
 	}
+	k.mu.Lock()
+	if k.spareTimer != nil {
+		t.Error("a kernel of an image that is not reset makes a spare")
+	}
+	k.mu.Unlock()
 	reset(c)
-	for range 2 {
+	for i := range 3 {
+		if i == 2 { // right after a reset: taking the files keeps the next from being made meanwhile, and no longer
+			diff(t, k)
+		}
 		s := waiting()
+		if i == 1 {
+			diff(t, k)
+		}
 		reset(c)
 		if k.container != s.cid {
 			t.Errorf("serving %s, the spare was %s", k.container, s.cid)
@@ -112,5 +137,50 @@ func TestSpare(t *testing.T) {
 		if episode(cid) <= episode(was)+1 {
 			t.Errorf("%s is left after the reset: %v", cid, k.containers())
 		}
+	}
+
+	// The next kernel of the image has one for its first reset.
+	first := k
+	booted, err = d.Boot(ctx, "k2", runtime.Class{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k = booted.(*Kernel)
+	defer func() {
+		if err := first.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := k.Attach(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	s = waiting()
+	reset(c)
+	if k.container != s.cid {
+		t.Errorf("serving %s, the spare was %s", k.container, s.cid)
+	}
+	waiting()
+	if err := k.Vacate(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Attach(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	expect("ls /note 2>/dev/null; pgrep sleep | wc -l", "0\n")
+}
+
+func TestResets(t *testing.T) {
+	var r resets
+	now := time.Now()
+	if r.likely("a", now) {
+		t.Error("without any")
+	}
+	r.note("a", now)
+	if !r.likely("a", now.Add(lately)) || r.likely("a", now.Add(lately+1)) || r.likely("b", now) {
+		t.Error("lately, and of that image")
+	}
+	r.note("b", now.Add(2*lately))
+	if len(r.mu.last) != 1 {
+		t.Errorf("%d are remembered", len(r.mu.last))
 	}
 }

@@ -62,7 +62,7 @@ func benchState(b *testing.B, d *gvisor.Driver, c runtime.Container, size int) {
 			b.Fatal(err)
 		}
 	}
-	source, err := d.Boot(ctx, id())
+	source, err := d.Boot(ctx, id(), runtime.Class{})
 	must(err)
 	defer source.Destroy(ctx)
 	must(source.Attach(ctx, c))
@@ -77,9 +77,9 @@ func benchState(b *testing.B, d *gvisor.Driver, c runtime.Container, size int) {
 	<-lines
 	must(exec(source)())
 	for b.Loop() {
-		plain, err := d.Boot(ctx, id())
+		plain, err := d.Boot(ctx, id(), runtime.Class{})
 		must(err)
-		blank, err := d.Blank(ctx, id())
+		blank, err := d.Blank(ctx, id(), runtime.Class{})
 		must(err)
 		t := time.Now()
 		step("attach", func() error { return plain.Attach(ctx, c) })

@@ -118,7 +118,7 @@ func within(dir, p string) bool { return p == dir || strings.HasPrefix(p, dir+"/
 // its restore, takes beside the root and the guest's mount. The caller closes
 // it when the sentry has the files.
 //
-// The process is born stopped at a pipe, joins the kernel's cgroup (where
+// The process starts stopped at a pipe, joins the kernel's cgroup (where
 // Destroy and Sweep find it), and goes on. It ends by itself when the sentry or
 // the container is gone: every socket of it then is. It outlives this process,
 // as the kernel does.
@@ -234,12 +234,13 @@ func (k *Kernel) serveVolumes(vols []runtime.Volume, cid string) (_ *volumeMount
 	if err := k.recordVolumes(cid, vols); err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
+	ended, err := k.d.gofers.StartWaited(cmd)
+	if err != nil {
 		return nil, fmt.Errorf("starting the volumes' file server: %w", err)
 	}
 	m.pid = cmd.Process.Pid
-	if err := k.watchGofer(cmd, cid); err != nil {
-		return nil, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
+	if err := k.watchGofer(m.pid, ended, cid); err != nil {
+		return nil, errors.Join(err, cmd.Process.Kill(), ended())
 	}
 	if _, err := k.d.groups.join(k.id, m.pid); err != nil {
 		return nil, errors.Join(err, unix.Kill(m.pid, unix.SIGKILL)) // watchGofer collects it

@@ -25,7 +25,7 @@ func volumeKernel(t *testing.T, vols ...runtime.Volume) (*Kernel, runtime.Contai
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	k, err := d.Boot(t.Context(), "vol1")
+	k, err := d.Boot(t.Context(), "vol1", runtime.Class{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,11 +1,11 @@
 package runtimetest
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -26,7 +26,7 @@ func (s *suite) restart(t *testing.T, d runtime.Driver, dir string) runtime.Driv
 // mortal is a kernel that its driver's death makes somebody else's to destroy.
 func (s *suite) mortal(t *testing.T, d runtime.Driver) runtime.Kernel {
 	t.Helper()
-	k, err := d.Boot(deadline(t), s.id())
+	k, err := d.Boot(deadline(t), s.id(), s.Class)
 	if err != nil {
 		t.Fatalf("boot: %v", err)
 	}
@@ -195,8 +195,11 @@ func (s *suite) testAdoptBetweenResets(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 2 {
-		if i > 0 {
-			time.Sleep(500 * time.Millisecond) // for the spare, which nothing tells of
+		// A driver that makes the next container ahead of its reset says when it has.
+		if w, ok := k.(interface{ AwaitSpare(context.Context) error }); ok && i > 0 {
+			if err := w.AwaitSpare(deadline(t)); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if err := k.Reset(deadline(t), c); err != nil {
 			t.Fatal(err)

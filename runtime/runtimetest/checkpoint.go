@@ -30,7 +30,7 @@ func (s *suite) checkpoint(t *testing.T, k runtime.Kernel) (dir string, cp runti
 
 func (s *suite) blank(t *testing.T, d runtime.Driver) runtime.Blank {
 	t.Helper()
-	b, err := d.(runtime.Blanker).Blank(deadline(t), s.id())
+	b, err := d.(runtime.Blanker).Blank(deadline(t), s.id(), s.Class)
 	if err != nil {
 		t.Fatalf("blank: %v", err)
 	}

@@ -32,7 +32,7 @@ func (s *suite) testFiles(t *testing.T) {
 	spec = shell("echo from inside > other; ln -s file link")
 	spec.Cwd = "/dir"
 	s.exec(t, k, spec)
-	list, _, err := g.List(ctx, "/dir", guest.ListOptions{Depth: 1, Limit: 10})
+	list, _, err := g.List(ctx, "/dir", sandbox.ListOptions{Depth: 1, Limit: 10})
 	if err != nil || len(list) != 3 {
 		t.Errorf("list %+v, %v", list, err)
 	}

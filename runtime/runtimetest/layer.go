@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/cove-sandbox/cove/runtime"
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 // diff is what a kernel's container changed: the path of each entry, with what
@@ -25,7 +26,7 @@ func (s *suite) diff(t *testing.T, k runtime.Kernel) map[string]string {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := k.(runtime.Differ).Diff(deadline(t), f); err != nil {
+	if err := k.(runtime.Differ).Diff(deadline(t), f, 0); err != nil {
 		t.Fatalf("diff: %v", err)
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
@@ -90,6 +91,19 @@ func (s *suite) testDiff(t *testing.T) {
 		"/new/link": "2 deep/file", "/new/suid": "0 4755 ",
 		"/etc/hostname": "0 644 changed\n", "/etc/debian_version": "3 0:0",
 		"/usr/share/doc/bash": "3 0:0", "/etc/apt": "5 755 trusted.overlay.opaque=y", "/etc/apt/own": "0 644 mine\n",
+	}
+	s.sh(t, k, "truncate -s 1T /new/holes")
+	f, err := os.Create(filepath.Join(t.TempDir(), "diff.tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := k.(runtime.Differ).Diff(deadline(t), f, 1<<30); !errors.Is(err, sandbox.ErrTooLarge) {
+		t.Errorf("a terabyte of holes in a diff of at most a gigabyte: %v", err)
+	}
+	s.sh(t, k, "rm /new/holes; yes | head -c 6000000 > /new/large") // and the kernel goes on
+	if large := s.diff(t, k); len(large["/new/large"]) != len("0 644 ")+6000000 || large["/new/deep/file"] != got["/new/deep/file"] {
+		t.Errorf("of 6 MB there are %d bytes in a diff, beside %q", len(large["/new/large"]), large["/new/deep/file"])
 	}
 	// Which of two hard links comes first is the driver's choice.
 	one, two := got["/new/one"], got["/new/two"]
@@ -163,5 +177,22 @@ func (s *suite) testMount(t *testing.T) {
 	}
 	if got := s.sh(t, k, "cat /made/data"); got != "two" {
 		t.Errorf("after a reset: %q", got)
+	}
+
+	// From the start.
+	k = s.attached(t, d, func(c *runtime.Container) {
+		c.Mounts = []runtime.Mount{{Source: one, Target: "/made/for/it"}, {Source: two, Target: "/mnt"}}
+	})
+	see(k)
+	if err := mount(k, two, "/later"); err != nil {
+		t.Errorf("mount beside those of the start: %v", err)
+	}
+	if d.Capabilities().Checkpoint {
+		dir, cp := s.checkpoint(t, k)
+		child := s.restore(t, d, dir, cp)
+		see(child)
+		if got := s.sh(t, child, "cat /later/data"); got != "two" {
+			t.Errorf("after a restore: %q", got)
+		}
 	}
 }

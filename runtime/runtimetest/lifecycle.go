@@ -34,11 +34,63 @@ func (s *suite) testBoot(t *testing.T) {
 func (s *suite) testBootTakenID(t *testing.T) {
 	d := s.open(t)
 	k := s.attached(t, d)
-	if other, err := d.Boot(deadline(t), k.ID()); err == nil {
+	if other, err := d.Boot(deadline(t), k.ID(), s.Class); err == nil {
 		_ = other.Destroy(deadline(t))
 		t.Fatal("two kernels with one id")
 	}
 	s.sh(t, k, "true") // the refusal did the first no harm
+}
+
+// A driver boots the classes that its capabilities allow, and says of any other
+// why not, leaving nothing.
+func (s *suite) testBootClass(t *testing.T) {
+	d := s.open(t)
+	can := d.Capabilities()
+	sized := sandbox.Resources{MilliCPU: 1000, Memory: 256 << 20}
+	for _, c := range []struct {
+		name  string
+		class runtime.Class
+		want  sandbox.Class
+	}{
+		{"of a size", runtime.Class{Name: "sized", Size: sized}, ""},
+		{"of no size", runtime.Class{Name: "any"}, either(can.FixedSize, sandbox.Invalid, "")},
+		{"of half a size", runtime.Class{Name: "half", Size: sandbox.Resources{MilliCPU: 1000}}, either(can.FixedSize, sandbox.Invalid, "")},
+		{"of a negative size", runtime.Class{Name: "negative", Size: sandbox.Resources{MilliCPU: -1, Memory: 1 << 30}}, sandbox.Invalid},
+		{"with a device", runtime.Class{Name: "device", Devices: []string{"/dev/null"}, Size: sized}, either(can.Devices, "", sandbox.Unsupported)},
+	} {
+		boot := func(make func(id string) (runtime.Kernel, error)) {
+			id := s.id()
+			k, err := make(id)
+			if sandbox.ClassOf(err) != c.want {
+				t.Errorf("a class %s: %v, want %q", c.name, err, c.want)
+			}
+			if err == nil {
+				if err := k.Destroy(deadline(t)); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		boot(func(id string) (runtime.Kernel, error) { return d.Boot(deadline(t), id, c.class) })
+		if maker, ok := d.(runtime.Blanker); ok {
+			boot(func(id string) (runtime.Kernel, error) {
+				b, err := maker.Blank(deadline(t), id, c.class)
+				if err != nil {
+					return nil, err
+				}
+				return b.Start(deadline(t))
+			})
+		}
+	}
+	if left, err := d.Sweep(deadline(t), nil); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func either(cond bool, yes, no sandbox.Class) sandbox.Class {
+	if cond {
+		return yes
+	}
+	return no
 }
 
 // A blank kernel becomes an ordinary one by Start, or goes without a trace.
@@ -46,7 +98,7 @@ func (s *suite) testBlank(t *testing.T) {
 	d := s.open(t) // checks that nothing is left
 	maker, ok := d.(runtime.Blanker)
 	s.need(t, d, "able to make blank kernels", ok)
-	unwanted, err := maker.Blank(deadline(t), s.id())
+	unwanted, err := maker.Blank(deadline(t), s.id(), s.Class)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +106,7 @@ func (s *suite) testBlank(t *testing.T) {
 		t.Error(err)
 	}
 	waitFor(t, "done", unwanted.Done())
-	b, err := maker.Blank(deadline(t), s.id())
+	b, err := maker.Blank(deadline(t), s.id(), s.Class)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +132,7 @@ func (s *suite) testBootCancelled(t *testing.T) {
 			cancel()
 		}
 		time.AfterFunc(max(after, 0), cancel)
-		k, err := d.Boot(ctx, s.id())
+		k, err := d.Boot(ctx, s.id(), s.Class)
 		if err == nil { // quicker than the cancel
 			if err := k.Destroy(deadline(t)); err != nil {
 				t.Error(err)
@@ -123,7 +175,7 @@ func (s *suite) testDestroy(t *testing.T) {
 	if err := k.Guest().Ping(deadline(t)); err == nil {
 		t.Error("the guest of a destroyed kernel answers")
 	}
-	if _, err := d.Boot(deadline(t), k.ID()); err != nil {
+	if _, err := d.Boot(deadline(t), k.ID(), s.Class); err != nil {
 		t.Errorf("its id is not free again: %v", err)
 	} else if removed, err := d.Sweep(deadline(t), nil); err != nil || !slices.Equal(removed, []string{k.ID()}) {
 		t.Errorf("sweep: %v, %v", removed, err)
@@ -146,7 +198,7 @@ func (s *suite) testConcurrent(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			k, err := d.Boot(deadline(t), s.id())
+			k, err := d.Boot(deadline(t), s.id(), s.Class)
 			if err != nil {
 				t.Errorf("boot: %v", err)
 				return

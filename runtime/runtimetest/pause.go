@@ -197,15 +197,17 @@ func (s *suite) testPauseAmongCalls(t *testing.T) {
 	s.need(t, d, "able to pause", d.Capabilities().Pause)
 	k := s.attached(t, d)
 	var one sync.Mutex // pauses or resumes at a time, as a node has it
+	var resumes sync.WaitGroup
 	k.Guest().OnHeld(func() {
-		go func() {
+		resumes.Go(func() {
 			one.Lock()
 			defer one.Unlock()
 			if err := k.(runtime.Pauser).Resume(deadline(t)); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 	})
+	defer resumes.Wait() // one that is under way ends with the test's context
 	defer k.Guest().OnHeld(nil)
 	stop, done := make(chan struct{}), make(chan error, 1)
 	go func() {

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cove-sandbox/cove/guest"
 	"github.com/cove-sandbox/cove/runtime"
 	"github.com/cove-sandbox/cove/sandbox"
 )
@@ -14,7 +13,7 @@ import (
 func (s *suite) testResetLeavesNothing(t *testing.T) {
 	k := s.attached(t, s.open(t))
 	names := func() []string {
-		list, _, err := k.Guest().List(deadline(t), "/", guest.ListOptions{Depth: 2, Limit: 100_000})
+		list, _, err := k.Guest().List(deadline(t), "/", sandbox.ListOptions{Depth: 2, Limit: 100_000})
 		if err != nil {
 			t.Fatal(err)
 		}

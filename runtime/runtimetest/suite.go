@@ -27,6 +27,8 @@ type Factory struct {
 	// Open opens a driver that keeps its things under dir. Opening the same
 	// dir again, after Crash, is a restart of the process.
 	Open func(t *testing.T, dir string) runtime.Driver
+	// Class is of the kernels that the suite boots; zero = the driver's plain one.
+	Class runtime.Class
 	// Crash lets go of a driver as the death of its process would: its
 	// kernels live on. nil = Close.
 	Crash func(d runtime.Driver)
@@ -61,6 +63,7 @@ func Run(t *testing.T, f Factory) {
 		{"Boot", s.testBoot},
 		{"BootRefusesATakenID", s.testBootTakenID},
 		{"BootCancelledLeavesNothing", s.testBootCancelled},
+		{"BootClass", s.testBootClass},
 		{"Blank", s.testBlank},
 		{"AttachOnce", s.testAttachOnce},
 		{"Destroy", s.testDestroy},
@@ -111,13 +114,22 @@ func Run(t *testing.T, f Factory) {
 		{"RestoreConcurrent", s.testRestoreConcurrent},
 		{"CheckpointAdoptedAfterReset", s.testCheckpointAdoptedAfterReset},
 		{"RestoredAdopt", s.testRestoredAdopt},
+		{"Hold", s.testHold},
+		{"HeldUnseen", s.testHeldUnseen},
+		{"HeldDies", s.testHeldDies},
+		{"SharedMemory", s.testSharedMemory},
+		{"CheckpointSince", s.testCheckpointSince},
 		{"Pause", s.testPause},
 		{"PauseStopsDeadlines", s.testPauseStopsDeadlines},
 		{"PauseAmongCalls", s.testPauseAmongCalls},
 		{"PausedDestroy", s.testPausedDestroy},
 		{"PausedAdopt", s.testPausedAdopt},
 		{"PausedCheckpoint", s.testPausedCheckpoint},
+		{"Vacate", s.testVacate},
+		{"VacatePaused", s.testVacatePaused},
 		{"Diff", s.testDiff},
+		{"ListLayer", s.testListLayer},
+		{"Clock", s.testClock},
 		{"Mount", s.testMount},
 		{"Volume", s.testVolume},
 		{"VolumeCheckpoint", s.testVolumeCheckpoint},
@@ -178,7 +190,7 @@ func (s *suite) need(t *testing.T, d runtime.Driver, what string, has bool) {
 
 func (s *suite) boot(t *testing.T, d runtime.Driver) runtime.Kernel {
 	t.Helper()
-	k, err := d.Boot(deadline(t), s.id())
+	k, err := d.Boot(deadline(t), s.id(), s.Class)
 	if err != nil {
 		t.Fatalf("boot: %v", err)
 	}

@@ -541,7 +541,7 @@ func TestListUsesItsIndexes(t *testing.T) {
 		"two":       {map[string]string{"run": "r", "group": "g"}, nil},
 		"three":     {map[string]string{"run": "r", "group": "g", "x": "y"}, []sandbox.State{sandbox.Running}},
 	} {
-		query, args := pageQuery(everybody, 0, c.states, c.labels, after, 100)
+		query, args := pageQuery(everybody, 0, c.states, store.Filter{Labels: c.labels}, after, 100)
 		rows, err := s.read.Query("EXPLAIN QUERY PLAN "+query, args...)
 		if err != nil {
 			t.Fatal(err)

@@ -7,13 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
+	"github.com/cove-sandbox/cove/quota"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 )
 
 // PutImage implements store.Images.
 func (s *Store) PutImage(ctx context.Context, img sandbox.Image, name string) error {
+	return s.PutImageWithin(ctx, img, name, 0)
+}
+
+// PutImageWithin implements store.Images.
+func (s *Store) PutImageWithin(ctx context.Context, img sandbox.Image, name string, most int64) error {
 	if img.ID == "" {
 		return sandbox.InvalidField("image.id", "an image has an id")
 	}
@@ -22,23 +29,119 @@ func (s *Store) PutImage(ctx context.Context, img sandbox.Image, name string) er
 	}
 	img.CreatedAt = img.CreatedAt.UTC()
 	img.Names = nil // they are rows of their own
-	record, err := json.Marshal(img)
-	if err != nil {
-		return &sandbox.Error{Class: sandbox.Invalid, Msg: "the image cannot be recorded", Err: err}
-	}
+	tenant := store.ScopeOf(ctx).Tenant()
 	return s.write(ctx, "put_image", func(t *tx) error {
-		if _, err := t.exec(`INSERT INTO images (id, created_at, record) VALUES (?, ?, ?)
-			ON CONFLICT (id) DO UPDATE SET created_at = excluded.created_at, record = excluded.record`,
-			img.ID, nanos(img.CreatedAt), string(record)); err != nil {
+		if most > 0 && name != "" {
+			if err := t.roomForImage(tenant, img, name, most); err != nil {
+				return err
+			}
+		}
+		record, err := t.imageRecord(img, tenant)
+		if err != nil {
+			return err
+		}
+		if _, err := t.exec(`INSERT INTO images (id, created_at, size, record) VALUES (?, ?, ?, ?)
+			ON CONFLICT (id) DO UPDATE SET created_at = excluded.created_at, size = excluded.size, record = excluded.record`,
+			img.ID, nanos(img.CreatedAt), img.Size, record); err != nil {
 			return err
 		}
 		if name == "" {
 			return nil
 		}
-		_, err := t.exec(`INSERT INTO image_names (tenant, name, image_id) VALUES (?, ?, ?)
-			ON CONFLICT (tenant, name) DO UPDATE SET image_id = excluded.image_id`, store.ScopeOf(ctx).Tenant(), name, img.ID)
+		_, err = t.exec(`INSERT INTO image_names (tenant, name, image_id) VALUES (?, ?, ?)
+			ON CONFLICT (tenant, name) DO UPDATE SET image_id = excluded.image_id`, tenant, name, img.ID)
 		return err
 	})
+}
+
+// imageRecord is an image as it is kept: content is everybody's, and where it came
+// from and when is told to who brought it. Another tenant's registry is nobody
+// else's business, nor that another tenant has the same content.
+type imageRecord struct {
+	sandbox.Image
+	By map[string]imageOrigin `json:"by,omitempty"` // by tenant; "" is the installation
+}
+
+type imageOrigin struct {
+	Source    string    `json:"source"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// imageRecord is the record of an image that a tenant brings, perhaps again.
+func (t *tx) imageRecord(img sandbox.Image, tenant string) (string, error) {
+	r := imageRecord{By: map[string]imageOrigin{}}
+	var old string
+	err := t.row(`SELECT record FROM images WHERE id = ?`, []any{img.ID}, &old)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+	case err != nil:
+		return "", err
+	default:
+		if err := json.Unmarshal([]byte(old), &r); err != nil {
+			r = imageRecord{By: map[string]imageOrigin{}} // damaged: this one mends it
+		} else if len(r.By) == 0 { // of a release that kept one for all
+			r.By = map[string]imageOrigin{"": {r.Source, r.CreatedAt}}
+		}
+	}
+	r.Image = img
+	r.By[tenant] = imageOrigin{img.Source, img.CreatedAt}
+	record, err := json.Marshal(r)
+	if err != nil {
+		return "", &sandbox.Error{Class: sandbox.Invalid, Msg: "the image cannot be recorded", Err: err}
+	}
+	return string(record), nil
+}
+
+// seenBy is the image as a tenant, or everybody, knows it.
+func (r imageRecord) seenBy(who string) sandbox.Image {
+	if who == everybody || len(r.By) == 0 {
+		return r.Image
+	}
+	from, ok := r.By[who]
+	if !ok {
+		from = r.By[""]
+	}
+	r.Source, r.CreatedAt = from.Source, from.CreatedAt
+	return r.Image
+}
+
+// roomForImage refuses a name that would have a tenant hold more than most. What
+// the name stood for until now goes, unless another name or a use keeps it.
+func (t *tx) roomForImage(tenant string, img sandbox.Image, name string, most int64) error {
+	var have, without int64
+	var held int
+	if err := t.row(imageBytes, []any{tenant, tenant, tenant}, &have); err != nil {
+		return err
+	}
+	if err := t.row(`SELECT coalesce(sum(size), 0), coalesce(sum(id = ?), 0) FROM images WHERE id IN
+		(SELECT image_id FROM image_names WHERE tenant = ? AND name <> ? UNION `+usedImages+`)`,
+		[]any{img.ID, tenant, name, tenant, tenant}, &without, &held); err != nil {
+		return err
+	}
+	if held == 0 {
+		without += img.Size
+	}
+	return quota.Image(sandbox.Quota{ImageBytes: most}, quota.Usage{ImageBytes: have}, without-have)
+}
+
+// usedImages are those that a tenant's live sandboxes and snapshots keep here. They
+// count without a name too: else a small snapshot of each image, and its name
+// taken back, would keep any number of images. What is everybody's counts for
+// nobody, nor does what was made of a snapshot. Twice the tenant.
+const usedImages = `SELECT i.id FROM images i WHERE json_extract(i.record, '$.source') NOT IN ('` + sandbox.ImageDerived + `', '` + sandbox.ImageData + `')
+	AND NOT EXISTS (SELECT 1 FROM image_names e WHERE e.image_id = i.id AND e.tenant = '')
+	AND (EXISTS (SELECT 1 FROM sandboxes s WHERE s.image_id = i.id AND s.ended = 0 AND s.tenant = ?)
+		OR EXISTS (SELECT 1 FROM snapshot_images x JOIN snapshots s ON s.id = x.snapshot_id WHERE x.image_id = i.id AND s.tenant = ?))`
+
+const imageBytes = `SELECT coalesce(sum(size), 0) FROM images WHERE id IN (SELECT image_id FROM image_names WHERE tenant = ? UNION ` + usedImages + `)`
+
+// ImageBytes implements store.Images.
+func (s *Store) ImageBytes(ctx context.Context) (n int64, err error) {
+	tenant, err := names(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return n, s.fault(ctx, "image_bytes", s.readRow(ctx, imageBytes, []any{tenant, tenant, tenant}, &n))
 }
 
 // imageRows reads images with the names that are in sight in one statement, so
@@ -74,7 +177,7 @@ func (s *Store) GetImage(ctx context.Context, nameOrID string) (sandbox.Image, e
 	if err != nil {
 		return sandbox.Image{}, s.fault(ctx, "get_image", err)
 	}
-	imgs, err := scanImages(rows)
+	imgs, err := scanImages(rows, who)
 	if err != nil {
 		return sandbox.Image{}, s.fault(ctx, "get_image", err)
 	}
@@ -98,7 +201,8 @@ func (s *Store) ListImages(ctx context.Context) ([]sandbox.Image, error) {
 	if err != nil {
 		return nil, s.fault(ctx, "list_images", err)
 	}
-	imgs, err := scanImages(rows)
+	imgs, err := scanImages(rows, who)
+	slices.SortStableFunc(imgs, func(a, b sandbox.Image) int { return b.CreatedAt.Compare(a.CreatedAt) }) // as it is to this tenant
 	return imgs, s.fault(ctx, "list_images", err)
 }
 
@@ -128,7 +232,7 @@ func (s *Store) RemoveImageName(ctx context.Context, name string) (img sandbox.I
 		if err != nil {
 			return err
 		}
-		imgs, err := scanImages(rows) // before the change: a damaged record refuses it
+		imgs, err := scanImages(rows, who) // before the change: a damaged record refuses it
 		if err != nil {
 			return err
 		}
@@ -193,8 +297,8 @@ func (s *Store) removeImage(ctx context.Context, op, id string, spared func(*tx)
 }
 
 // scanImages reads rows of imageRows, in which an image's rows are neighbours,
-// and closes them.
-func scanImages(rows *sql.Rows) ([]sandbox.Image, error) {
+// and closes them. The images are as who knows them.
+func scanImages(rows *sql.Rows, who string) ([]sandbox.Image, error) {
 	defer rows.Close()
 	var imgs []sandbox.Image
 	for rows.Next() {
@@ -204,11 +308,11 @@ func scanImages(rows *sql.Rows) ([]sandbox.Image, error) {
 			return nil, err
 		}
 		if len(imgs) == 0 || imgs[len(imgs)-1].ID != id {
-			var img sandbox.Image
-			if err := json.Unmarshal([]byte(record), &img); err != nil {
+			var r imageRecord
+			if err := json.Unmarshal([]byte(record), &r); err != nil {
 				return nil, damaged("image", id, err)
 			}
-			imgs = append(imgs, img)
+			imgs = append(imgs, r.seenBy(who))
 		}
 		if name != "" {
 			last := &imgs[len(imgs)-1]

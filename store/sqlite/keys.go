@@ -26,12 +26,8 @@ func (s *Store) CreateKey(ctx context.Context, k store.Key) error {
 	}
 	k.Tenant = store.ScopeOf(ctx).Owner(k.Tenant)
 	return s.write(ctx, "create_key", func(t *tx) error {
-		var known int
-		if err := t.row(`SELECT count(*) FROM tenants WHERE id = ?`, []any{k.Tenant}, &known); err != nil {
+		if err := t.wantTenant(k.Tenant); err != nil {
 			return err
-		}
-		if known == 0 {
-			return noTenant(k.Tenant)
 		}
 		n, err := t.exec(`INSERT INTO api_keys (id, hash, name, created_at, last_used_at, tenant, role, scopes, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`,
 			k.ID, hex.EncodeToString(k.Hash), k.Name, nanos(k.CreatedAt), nanos(k.LastUsedAt), k.Tenant, string(k.Role), strings.Join(k.Scopes, " "), nanos(k.ExpiresAt))
@@ -49,12 +45,8 @@ func (s *Store) KeyByHash(ctx context.Context, hash []byte) (store.Key, error) {
 	if err := store.ScopeOf(ctx).CheckAll(); err != nil {
 		return store.Key{}, err
 	}
-	st, err := s.stmt(ctx, keyColumns+` WHERE hash = ? OR old_hash <> '' AND old_hash = ?`)
-	if err != nil {
-		return store.Key{}, s.fault(ctx, "key_by_hash", err)
-	}
 	h := hex.EncodeToString(hash)
-	k, err := scanKey(st.QueryRowContext(ctx, h, h))
+	k, err := scanKey(s.scan(ctx, keyColumns+` WHERE hash = ? OR old_hash <> '' AND old_hash = ?`, h, h))
 	if errors.Is(err, sql.ErrNoRows) {
 		k, err = s.keyByOlderHash(ctx, h)
 	}
@@ -72,11 +64,7 @@ func (s *Store) keyByOlderHash(ctx context.Context, h string) (store.Key, error)
 	if err := s.readRow(ctx, `SELECT key_id, until FROM old_secrets WHERE hash = ?`, []any{h}, &id, &until); err != nil {
 		return store.Key{}, err
 	}
-	st, err := s.stmt(ctx, keyColumns+` WHERE id = ?`)
-	if err != nil {
-		return store.Key{}, err
-	}
-	k, err := scanKey(st.QueryRowContext(ctx, id))
+	k, err := scanKey(s.scan(ctx, keyColumns+` WHERE id = ?`, id))
 	if err != nil {
 		return store.Key{}, err
 	}
@@ -87,48 +75,12 @@ func (s *Store) keyByOlderHash(ctx context.Context, h string) (store.Key, error)
 
 // ListKeys implements store.Keys, oldest first.
 func (s *Store) ListKeys(ctx context.Context) ([]store.Key, error) {
-	keys, err := s.listKeys(ctx)
-	return keys, s.fault(ctx, "list_keys", err)
-}
-
-func (s *Store) listKeys(ctx context.Context) ([]store.Key, error) {
-	who, err := whose(ctx)
-	if err != nil {
-		return nil, err
-	}
-	st, err := s.stmt(ctx, keyColumns+` WHERE ? IN (tenant, '*') ORDER BY created_at, id`)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := st.QueryContext(ctx, who)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var keys []store.Key
-	for rows.Next() {
-		k, err := scanKey(rows)
-		if err != nil {
-			return nil, err
-		}
-		keys = append(keys, k)
-	}
-	return keys, rows.Err()
+	return listed(ctx, s, "list_keys", scanKey, keyColumns+` WHERE ? IN (tenant, '*') ORDER BY created_at, id`)
 }
 
 // RevokeKey implements store.Keys.
 func (s *Store) RevokeKey(ctx context.Context, id string) error {
-	who, err := whose(ctx)
-	if err != nil {
-		return err
-	}
-	return s.write(ctx, "revoke_key", func(t *tx) error {
-		n, err := t.exec(`DELETE FROM api_keys WHERE id = ? AND ? IN (tenant, '*')`, id, who)
-		if err == nil && n == 0 {
-			return noKey(id)
-		}
-		return err
-	})
+	return s.changeSeen(ctx, "revoke_key", noKey(id), `DELETE FROM api_keys WHERE id = ? AND ? IN (tenant, '*')`, id)
 }
 
 // RotateKey implements store.Keys.
@@ -170,11 +122,7 @@ func (s *Store) RotateKey(ctx context.Context, id string, hash []byte, oldUntil 
 		if n == 0 {
 			return noKey(id)
 		}
-		st, err := t.stmt(keyColumns + ` WHERE id = ?`)
-		if err != nil {
-			return err
-		}
-		k, err = scanKey(st.QueryRow(id))
+		k, err = scanKey(func(dest ...any) error { return t.row(keyColumns+` WHERE id = ?`, []any{id}, dest...) })
 		return err
 	})
 	if err != nil {
@@ -208,10 +156,10 @@ func (s *Store) TouchKey(ctx context.Context, id string, at time.Time) error {
 	})
 }
 
-func scanKey(row interface{ Scan(...any) error }) (k store.Key, err error) {
+func scanKey(row scanner) (k store.Key, err error) {
 	var hash, oldHash, role, scopes string
 	var created, used, expires, oldUntil int64
-	if err := row.Scan(&k.ID, &hash, &k.Name, &created, &used, &k.Tenant, &role, &scopes, &expires, &oldHash, &oldUntil); err != nil {
+	if err := row(&k.ID, &hash, &k.Name, &created, &used, &k.Tenant, &role, &scopes, &expires, &oldHash, &oldUntil); err != nil {
 		return store.Key{}, err
 	}
 	if k.Hash, err = hex.DecodeString(hash); err != nil {

@@ -90,12 +90,12 @@ func (s *Store) ListSandboxes(ctx context.Context, f store.Filter) (sbs []sandbo
 	}
 	defer tx.Rollback()
 	if len(live) > 0 || !ended {
-		if sbs, err = page(ctx, tx, who, 0, live, f.Labels, after, size+1); err != nil {
+		if sbs, err = page(ctx, tx, who, 0, live, f, after, size+1); err != nil {
 			return nil, "", s.fault(ctx, "list_sandboxes", err)
 		}
 	}
 	if ended {
-		more, err := page(ctx, tx, who, 1, nil, f.Labels, after, size+1)
+		more, err := page(ctx, tx, who, 1, nil, f, after, size+1)
 		if err != nil {
 			return nil, "", s.fault(ctx, "list_sandboxes", err)
 		}
@@ -115,8 +115,8 @@ func (s *Store) ListSandboxes(ctx context.Context, f store.Filter) (sbs []sandbo
 }
 
 // page reads one range in list order.
-func page(ctx context.Context, tx *sql.Tx, who string, ended int, states []sandbox.State, labels map[string]string, after *position, limit int) ([]sandbox.Sandbox, error) {
-	query, args := pageQuery(who, ended, states, labels, after, limit)
+func page(ctx context.Context, tx *sql.Tx, who string, ended int, states []sandbox.State, f store.Filter, after *position, limit int) ([]sandbox.Sandbox, error) {
+	query, args := pageQuery(who, ended, states, f, after, limit)
 	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, err
@@ -143,7 +143,8 @@ func scanSandboxes(rows *sql.Rows) (sbs []sandbox.Sandbox, err error) {
 
 // pageQuery is the statement of a page. The first label, if any, gives the
 // order through its index; the others are looked up by sandbox.
-func pageQuery(who string, ended int, states []sandbox.State, labels map[string]string, after *position, limit int) (string, []any) {
+func pageQuery(who string, ended int, states []sandbox.State, f store.Filter, after *position, limit int) (string, []any) {
+	labels := f.Labels
 	names := make([]string, 0, len(labels))
 	for name := range labels {
 		names = append(names, name)
@@ -166,6 +167,9 @@ func pageQuery(who string, ended int, states []sandbox.State, labels map[string]
 			add(fmt.Sprintf(" JOIN sandbox_labels l%d ON l%[1]d.sandbox_id = l0.sandbox_id AND l%[1]d.name = ? AND l%[1]d.value = ?", i+1), name, labels[name])
 		}
 		add(" WHERE l0.name = ? AND l0.value = ? AND l0.ended = ?", names[0], labels[names[0]], ended)
+	}
+	if f.Run != "" {
+		add(" AND s.run = ? AND s.run <> ''", f.Run) // the latter is what its index is of
 	}
 	if who != everybody {
 		add(" AND s.tenant = ?", who)

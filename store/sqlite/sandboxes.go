@@ -38,9 +38,9 @@ func (s *Store) CreateSandbox(ctx context.Context, sb sandbox.Sandbox, idem stor
 				return err
 			}
 		}
-		n, err := t.exec(`INSERT INTO sandboxes (id, tenant, ended, state, image_id, created_at, ended_at, version, record)
-			VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?) ON CONFLICT DO NOTHING`,
-			sb.ID, sb.Tenant, endedInt(sb), string(sb.State), sb.ImageID, nanos(sb.CreatedAt), endedAt(sb), record)
+		n, err := t.exec(`INSERT INTO sandboxes (id, tenant, ended, state, image_id, created_at, ended_at, run, version, record)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?) ON CONFLICT DO NOTHING`,
+			sb.ID, sb.Tenant, endedInt(sb), string(sb.State), sb.ImageID, nanos(sb.CreatedAt), endedAt(sb), sb.Spec.Rollout.Run, record)
 		if err != nil {
 			return err
 		}

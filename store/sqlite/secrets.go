@@ -2,10 +2,8 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -23,14 +21,9 @@ func (s *Store) CreateSecret(ctx context.Context, sec store.SealedSecret) error 
 	if err != nil {
 		return err
 	}
-	return s.write(ctx, "create_secret", func(t *tx) error {
-		n, err := t.exec(`INSERT INTO secrets (tenant, name, updated_at, sealed, record) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`,
-			sec.Tenant, sec.Name, nanos(sec.UpdatedAt), hex.EncodeToString(sec.Sealed), record)
-		if err == nil && n == 0 {
-			return &sandbox.Error{Class: sandbox.AlreadyExists, Msg: fmt.Sprintf("there is a secret '%.80s' already", sec.Name)}
-		}
-		return err
-	})
+	taken := &sandbox.Error{Class: sandbox.AlreadyExists, Msg: fmt.Sprintf("there is a secret '%.80s' already", sec.Name)}
+	return s.change(ctx, "create_secret", taken, `INSERT INTO secrets (tenant, name, updated_at, sealed, record) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`,
+		sec.Tenant, sec.Name, nanos(sec.UpdatedAt), hex.EncodeToString(sec.Sealed), record)
 }
 
 const secretRow = `SELECT sealed, record FROM secrets`
@@ -41,49 +34,12 @@ func (s *Store) GetSecret(ctx context.Context, name string) (store.SealedSecret,
 	if err != nil {
 		return store.SealedSecret{}, err
 	}
-	var sealed, record string
-	err = s.readRow(ctx, secretRow+` WHERE tenant = ? AND name = ?`, []any{tenant, name}, &sealed, &record)
-	if errors.Is(err, sql.ErrNoRows) {
-		return store.SealedSecret{}, noSecret(name)
-	}
-	if err != nil {
-		return store.SealedSecret{}, s.fault(ctx, "get_secret", err)
-	}
-	return decodeSecret(sealed, record)
+	return one(ctx, s, "get_secret", scanSecret, missing("secret", name), secretRow+` WHERE tenant = ? AND name = ?`, tenant, name)
 }
 
 // ListSecrets implements store.Secrets.
 func (s *Store) ListSecrets(ctx context.Context) ([]store.SealedSecret, error) {
-	out, err := s.listSecrets(ctx)
-	return out, s.fault(ctx, "list_secrets", err)
-}
-
-func (s *Store) listSecrets(ctx context.Context) (out []store.SealedSecret, err error) {
-	who, err := whose(ctx)
-	if err != nil {
-		return nil, err
-	}
-	st, err := s.stmt(ctx, secretRow+` WHERE ? IN (tenant, '*') ORDER BY tenant, name`)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := st.QueryContext(ctx, who)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var sealed, record string
-		if err := rows.Scan(&sealed, &record); err != nil {
-			return nil, err
-		}
-		sec, err := decodeSecret(sealed, record)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, sec)
-	}
-	return out, rows.Err()
+	return listed(ctx, s, "list_secrets", scanSecret, secretRow+` WHERE ? IN (tenant, '*') ORDER BY tenant, name`)
 }
 
 // ReplaceSecret implements store.Secrets.
@@ -108,7 +64,7 @@ func (s *Store) ReplaceSecret(ctx context.Context, sec store.SealedSecret, was t
 			return err
 		}
 		if known == 0 {
-			return noSecret(sec.Name)
+			return missing("secret", sec.Name)
 		}
 		return &sandbox.Error{Class: sandbox.Conflict, Msg: fmt.Sprintf("secret '%.80s' was changed by somebody else", sec.Name), Hint: "ask again"}
 	})
@@ -120,17 +76,7 @@ func (s *Store) DeleteSecret(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return s.write(ctx, "delete_secret", func(t *tx) error {
-		n, err := t.exec(`DELETE FROM secrets WHERE tenant = ? AND name = ?`, tenant, name)
-		if err == nil && n == 0 {
-			return noSecret(name)
-		}
-		return err
-	})
-}
-
-func noSecret(name string) error {
-	return &sandbox.Error{Class: sandbox.NotFound, Msg: fmt.Sprintf("no secret '%.80s'", name)}
+	return s.change(ctx, "delete_secret", missing("secret", name), `DELETE FROM secrets WHERE tenant = ? AND name = ?`, tenant, name)
 }
 
 func encodeSecret(sec store.SealedSecret) (string, error) {
@@ -138,14 +84,14 @@ func encodeSecret(sec store.SealedSecret) (string, error) {
 		return "", err
 	}
 	sec.CreatedAt, sec.UpdatedAt = sec.CreatedAt.UTC(), sec.UpdatedAt.UTC()
-	b, err := json.Marshal(sec.Secret)
-	if err != nil {
-		return "", &sandbox.Error{Class: sandbox.Invalid, Msg: "the secret cannot be recorded", Err: err}
-	}
-	return string(b), nil
+	return encoded("secret", sec.Secret)
 }
 
-func decodeSecret(sealed, record string) (sec store.SealedSecret, err error) {
+func scanSecret(row scanner) (sec store.SealedSecret, err error) {
+	var sealed, record string
+	if err := row(&sealed, &record); err != nil {
+		return sec, err
+	}
 	if err := json.Unmarshal([]byte(record), &sec.Secret); err != nil {
 		return store.SealedSecret{}, damaged("secret", "", err)
 	}

@@ -326,7 +326,8 @@ func (s *Store) Manifests(ctx context.Context) ([]string, error) {
 	if err := store.ScopeOf(ctx).CheckAll(); err != nil {
 		return nil, err
 	}
-	return s.column(ctx, "manifests", `SELECT manifest FROM snapshots UNION SELECT manifest FROM snapshot_needs ORDER BY manifest`)
+	return s.column(ctx, "manifests", `SELECT manifest FROM snapshots UNION SELECT manifest FROM snapshot_needs
+		UNION SELECT manifest FROM build_cache WHERE manifest <> '' ORDER BY manifest`)
 }
 
 // SnapshotImages implements store.Snapshots.

@@ -36,6 +36,7 @@ import (
 
 	driver "modernc.org/sqlite"
 
+	"github.com/cove-sandbox/cove/internal/durable"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 )
@@ -168,12 +169,7 @@ func makePrivate(path string) error {
 		return err
 	}
 	// The name must be as durable as what will be written under it.
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
+	return durable.Sync(filepath.Dir(path))
 }
 
 // stmt prepares a constant query for the readers, once.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
@@ -99,6 +100,53 @@ func (s *Store) ListTemplates(ctx context.Context, name string) ([]sandbox.Templ
 	}
 	tpls, err := scanTemplates(rows)
 	return tpls, s.fault(ctx, "list_templates", err)
+}
+
+// TagTemplate implements store.Templates. Tags are in the record of their version.
+func (s *Store) TagTemplate(ctx context.Context, name string, version int64, tags []string) error {
+	tenant, err := names(ctx)
+	if err != nil {
+		return err
+	}
+	return s.write(ctx, "tag_template", func(t *tx) error {
+		st, err := t.stmt(templateRow + ` WHERE t.tenant = ? AND t.name = ?`)
+		if err != nil {
+			return err
+		}
+		rows, err := st.Query(tenant, name)
+		if err != nil {
+			return err
+		}
+		all, err := scanTemplates(rows)
+		if err != nil {
+			return err
+		}
+		found := version == 0 && len(all) > 0
+		for _, tpl := range all {
+			now := slices.DeleteFunc(slices.Clone(tpl.Tags), func(tag string) bool { return slices.Contains(tags, tag) })
+			if tpl.Version == version {
+				found = true
+				now = append(now, tags...)
+			}
+			slices.Sort(now)
+			if now = slices.Compact(now); slices.Equal(now, tpl.Tags) {
+				continue
+			}
+			of := tpl.Version
+			tpl.Version, tpl.Tags = 0, now
+			b, err := json.Marshal(tpl)
+			if err != nil {
+				return err
+			}
+			if _, err := t.exec(`UPDATE templates SET record = ? WHERE tenant = ? AND name = ? AND version = ?`, string(b), tenant, name, of); err != nil {
+				return err
+			}
+		}
+		if !found {
+			return noTemplate(name, version)
+		}
+		return nil
+	})
 }
 
 // DeleteTemplate implements store.Templates.

@@ -136,18 +136,20 @@ func (s *Store) DeleteTenant(ctx context.Context, id string) error {
 		return &sandbox.Error{Class: sandbox.Precondition, Msg: "the default tenant stays"}
 	}
 	return s.write(ctx, "delete_tenant", func(t *tx) error {
-		var known, live, snaps, templates int
+		var known, live, snaps, templates, volumes, recordings, runs int
 		if err := t.row(`SELECT (SELECT count(*) FROM tenants WHERE id = ?), (SELECT count(*) FROM sandboxes WHERE tenant = ? AND ended = 0),
-			(SELECT count(*) FROM snapshots WHERE tenant = ? AND hidden = 0), (SELECT count(*) FROM templates WHERE tenant = ?)`,
-			[]any{id, id, id, id}, &known, &live, &snaps, &templates); err != nil {
+			(SELECT count(*) FROM snapshots WHERE tenant = ? AND hidden = 0), (SELECT count(*) FROM templates WHERE tenant = ?),
+			(SELECT count(*) FROM volumes WHERE tenant = ?), (SELECT count(*) FROM recordings WHERE tenant = ?),
+			(SELECT count(*) FROM runs WHERE tenant = ?)`,
+			[]any{id, id, id, id, id, id, id}, &known, &live, &snaps, &templates, &volumes, &recordings, &runs); err != nil {
 			return err
 		}
 		if known == 0 {
 			return noTenant(id)
 		}
-		if live+snaps+templates > 0 {
+		if live+snaps+templates+volumes+recordings+runs > 0 {
 			return &sandbox.Error{Class: sandbox.Precondition,
-				Msg:  fmt.Sprintf("tenant %s has %d live sandboxes, %d snapshots and %d versions of templates", id, live, snaps, templates),
+				Msg:  fmt.Sprintf("tenant %s has %d live sandboxes, %d snapshots, %d versions of templates, %d volumes, %d recordings and %d runs", id, live, snaps, templates, volumes, recordings, runs),
 				Hint: "kill and delete them first, with a key of the tenant"}
 		}
 		for _, q := range []string{
@@ -157,7 +159,10 @@ func (s *Store) DeleteTenant(ctx context.Context, id string) error {
 			`DELETE FROM template_names WHERE tenant = ?`,
 			`DELETE FROM secrets WHERE tenant = ?`,
 			`DELETE FROM registry_logins WHERE tenant = ?`,
+			`DELETE FROM build_cache WHERE tenant = ?`,
 			`DELETE FROM leases WHERE tenant = ?`,
+			`DELETE FROM shipments WHERE tenant = ?`,
+			`DELETE FROM grades WHERE tenant = ?`,
 			`DELETE FROM api_keys WHERE tenant = ?`,
 			`DELETE FROM tenants WHERE id = ?`,
 		} {
@@ -197,6 +202,16 @@ func (s *Store) SnapshotContents(ctx context.Context) (map[string]int64, error) 
 		out[manifest] = stored
 	}
 	return out, s.fault(ctx, op, rows.Err())
+}
+
+// wantTenant refuses what would be of a tenant that is gone.
+func (t *tx) wantTenant(id string) error {
+	var known int
+	err := t.row(`SELECT count(*) FROM tenants WHERE id = ?`, []any{id}, &known)
+	if err == nil && known == 0 {
+		return noTenant(id)
+	}
+	return err
 }
 
 func noTenant(nameOrID string) error {

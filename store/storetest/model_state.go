@@ -46,7 +46,7 @@ func (m *model) stateActions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"createSnapshot": m.createSnapshot, "getSnapshot": m.getSnapshot, "listSnapshots": m.listSnapshots, "setSnapshotImage": m.setSnapshotImage,
 		"deleteSnapshot": m.deleteSnapshot, "manifests": m.manifests, "moveSandbox": m.moveSandbox, "tree": m.tree,
-		"createTemplate": m.createTemplate, "getTemplate": m.getTemplate, "listTemplates": m.listTemplates, "deleteTemplate": m.deleteTemplate,
+		"createTemplate": m.createTemplate, "getTemplate": m.getTemplate, "listTemplates": m.listTemplates, "deleteTemplate": m.deleteTemplate, "tagTemplate": m.tagTemplate,
 	}
 }
 
@@ -285,6 +285,29 @@ func (m *model) listTemplates(rt *rapid.T) {
 		}
 	}
 	expect(rt, "list templates", err, "", refs(got), refs(want))
+}
+
+func (m *model) tagTemplate(rt *rapid.T) {
+	name, version := genTplName.Draw(rt, "name"), rapid.Int64Range(0, 4).Draw(rt, "version")
+	tag := rapid.SampledFrom([]string{"default", "v1", "v2"}).Draw(rt, "tag")
+	err := m.st.TagTemplate(m.t.Context(), name, version, []string{tag})
+	versions := m.templates[name]
+	if len(versions) == 0 || version > 0 && !slices.ContainsFunc(versions, func(t sandbox.Template) bool { return t.Version == version }) {
+		expect(rt, "tag template", err, sandbox.NotFound, nil, nil)
+		return
+	}
+	expect(rt, "tag template", err, "", nil, nil)
+	for i, tpl := range versions {
+		tags := slices.DeleteFunc(slices.Clone(tpl.Tags), func(t string) bool { return t == tag })
+		if tpl.Version == version {
+			tags = append(tags, tag)
+		}
+		slices.Sort(tags)
+		if len(tags) == 0 {
+			tags = nil
+		}
+		versions[i].Tags = tags
+	}
 }
 
 func (m *model) deleteTemplate(rt *rapid.T) {

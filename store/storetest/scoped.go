@@ -96,6 +96,26 @@ func (s scoped) ListLogins(ctx context.Context) ([]store.SealedLogin, error) {
 func (s scoped) DeleteLogin(ctx context.Context, registry string) error {
 	return s.Store.DeleteLogin(in(ctx), registry)
 }
+func (s scoped) PutBuilt(ctx context.Context, b store.Built) error {
+	return s.Store.PutBuilt(scopeOr(ctx), b)
+}
+func (s scoped) GetBuilt(ctx context.Context, key string) (store.Built, error) {
+	return s.Store.GetBuilt(scopeOr(ctx), key)
+}
+func (s scoped) ListBuilt(ctx context.Context) ([]store.Built, error) {
+	return s.Store.ListBuilt(scopeOr(ctx))
+}
+func (s scoped) DeleteBuilt(ctx context.Context, key string, since time.Time) error {
+	return s.Store.DeleteBuilt(scopeOr(ctx), key, since)
+}
+
+// scopeOr is the scope that a scenario chose, or the default tenant's.
+func scopeOr(ctx context.Context) context.Context {
+	if store.ScopeOf(ctx).Check() == nil {
+		return ctx
+	}
+	return in(ctx)
+}
 func (s scoped) ListSecrets(ctx context.Context) ([]store.SealedSecret, error) {
 	return s.Store.ListSecrets(in(ctx))
 }
@@ -151,6 +171,76 @@ func (s scoped) GetTemplate(ctx context.Context, name string, version int64) (sa
 func (s scoped) ListTemplates(ctx context.Context, name string) ([]sandbox.Template, error) {
 	return s.Store.ListTemplates(in(ctx), name)
 }
+func (s scoped) TagTemplate(ctx context.Context, name string, version int64, tags []string) error {
+	return s.Store.TagTemplate(in(ctx), name, version, tags)
+}
 func (s scoped) DeleteTemplate(ctx context.Context, name string, version int64) ([]sandbox.Template, error) {
 	return s.Store.DeleteTemplate(in(ctx), name, version)
+}
+
+func (s scoped) CreateRun(ctx context.Context, r sandbox.Run) error {
+	return s.Store.CreateRun(in(ctx), r)
+}
+func (s scoped) GetRun(ctx context.Context, ref string) (sandbox.Run, error) {
+	return s.Store.GetRun(in(ctx), ref)
+}
+func (s scoped) ListRuns(ctx context.Context, ended bool) ([]sandbox.Run, error) {
+	return s.Store.ListRuns(in(ctx), ended)
+}
+func (s scoped) UpdateRun(ctx context.Context, id string, f func(*sandbox.Run) error) (sandbox.Run, error) {
+	return s.Store.UpdateRun(in(ctx), id, f)
+}
+func (s scoped) DeleteRun(ctx context.Context, id string) error {
+	return s.Store.DeleteRun(in(ctx), id)
+}
+func (s scoped) PutCheckpoint(ctx context.Context, run string, c sandbox.Checkpoint, ifVersion *int64, keep int) (sandbox.Checkpoint, error) {
+	return s.Store.PutCheckpoint(in(ctx), run, c, ifVersion, keep)
+}
+func (s scoped) GetCheckpoint(ctx context.Context, run string, version int64) (sandbox.Checkpoint, error) {
+	return s.Store.GetCheckpoint(in(ctx), run, version)
+}
+func (s scoped) ListCheckpoints(ctx context.Context, run string) ([]sandbox.Checkpoint, error) {
+	return s.Store.ListCheckpoints(in(ctx), run)
+}
+
+func (s scoped) CreateGrade(ctx context.Context, g sandbox.Grade) error {
+	return s.Store.CreateGrade(in(ctx), g)
+}
+
+func (s scoped) UpdateGrade(ctx context.Context, id string, f func(*sandbox.Grade) error) (sandbox.Grade, error) {
+	return s.Store.UpdateGrade(in(ctx), id, f)
+}
+
+func (s scoped) GetGrade(ctx context.Context, id string) (sandbox.Grade, error) {
+	return s.Store.GetGrade(in(ctx), id)
+}
+
+func (s scoped) ListGrades(ctx context.Context, f store.GradeFilter) ([]sandbox.Grade, string, error) {
+	return s.Store.ListGrades(in(ctx), f)
+}
+
+func (s scoped) ForgetGrades(ctx context.Context, before time.Time, limit int) (int, error) {
+	return s.Store.ForgetGrades(all(ctx), before, limit)
+}
+
+func (s scoped) CreateShipment(ctx context.Context, sh sandbox.Shipment) error {
+	return s.Store.CreateShipment(in(ctx), sh)
+}
+func (s scoped) GetShipment(ctx context.Context, ref string) (sandbox.Shipment, error) {
+	return s.Store.GetShipment(in(ctx), ref)
+}
+func (s scoped) ListShipments(ctx context.Context) ([]sandbox.Shipment, error) {
+	return s.Store.ListShipments(in(ctx))
+}
+func (s scoped) UpdateShipment(ctx context.Context, id string, f func(*sandbox.Shipment) error) (sandbox.Shipment, error) {
+	return s.Store.UpdateShipment(in(ctx), id, f)
+}
+func (s scoped) DeleteShipment(ctx context.Context, id string) error {
+	return s.Store.DeleteShipment(in(ctx), id)
+}
+func (s scoped) PutPosition(ctx context.Context, shipment string, p sandbox.ShipmentPosition) error {
+	return s.Store.PutPosition(in(ctx), shipment, p)
+}
+func (s scoped) ListPositions(ctx context.Context, shipment string) ([]sandbox.ShipmentPosition, error) {
+	return s.Store.ListPositions(in(ctx), shipment)
 }

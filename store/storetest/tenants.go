@@ -2,10 +2,8 @@ package storetest
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -22,8 +20,14 @@ func tenantCases(t *testing.T, open func(t *testing.T) store.Store) {
 		{"without a scope nothing is seen or changed", noScope},
 		{"one tenant's things are not there for another", foreignThings},
 		{"nor are its leases", foreignLeases},
+		{"nor are its runs", foreignRuns},
+		{"nor are its shipments", foreignShipments},
+		{"nor are its grades", foreignGrades},
+		{"nor are its volumes and recordings", ownVolumes},
 		{"names and idempotency keys are a tenant's own", ownNames},
 		{"an image is seen by name or by use", imageSight},
+		{"where an image came from is told to who brought it", imageOrigin},
+		{"images count once for each tenant that names them", imageBytes},
 		{"a tenant goes when it is empty", tenantLife},
 		{"a rotated key has two secrets", rotation},
 		{"keys are a tenant's own", ownKeys},
@@ -66,10 +70,20 @@ func noScope(t *testing.T, st store.Store, _, _ context.Context) {
 			_, err := st.UpdateSandbox(ctx, "abc", func(*sandbox.Sandbox) error { return nil })
 			return err
 		},
-		"EndSandbox":     func() error { _, err := st.EndSandbox(ctx, "abc", sandbox.End{Cause: sandbox.TTL}); return err },
-		"ForgetSandbox":  func() error { return st.ForgetSandbox(ctx, "abc") },
-		"ForgetEnded":    func() error { _, err := st.ForgetEnded(ctx, at(99), 1); return err },
+		"EndSandbox":    func() error { _, err := st.EndSandbox(ctx, "abc", sandbox.End{Cause: sandbox.TTL}); return err },
+		"ForgetSandbox": func() error { return st.ForgetSandbox(ctx, "abc") },
+		"ForgetEnded":   func() error { _, err := st.ForgetEnded(ctx, at(99), 1); return err },
+		"CreateGrade":   func() error { return st.CreateGrade(ctx, newGrade("g", "abc", 0)) },
+		"UpdateGrade": func() error {
+			_, err := st.UpdateGrade(ctx, "g", func(*sandbox.Grade) error { return nil })
+			return err
+		},
+		"GetGrade":       func() error { _, err := st.GetGrade(ctx, "g"); return err },
+		"ListGrades":     func() error { _, _, err := st.ListGrades(ctx, store.GradeFilter{}); return err },
+		"ForgetGrades":   func() error { _, err := st.ForgetGrades(ctx, at(9), 1); return err },
 		"PutImage":       func() error { return st.PutImage(ctx, newImage("sha256:x", 0), "x") },
+		"PutImageWithin": func() error { return st.PutImageWithin(ctx, newImage("sha256:x", 0), "x", 1) },
+		"ImageBytes":     func() error { _, err := st.ImageBytes(ctx); return err },
 		"GetImage":       func() error { _, err := st.GetImage(ctx, "x"); return err },
 		"ListImages":     func() error { _, err := st.ListImages(ctx); return err },
 		"RemoveName":     func() error { _, err := st.RemoveImageName(ctx, "x"); return err },
@@ -118,6 +132,18 @@ func noScope(t *testing.T, st store.Store, _, _ context.Context) {
 		"CreateLease":      func() error { return st.CreateLease(ctx, newLease("l", 0)) },
 		"ListLeases":       func() error { _, err := st.ListLeases(ctx); return err },
 		"DeleteLease":      func() error { return st.DeleteLease(ctx, "l") },
+		"CreateVolume":     func() error { return st.CreateVolume(ctx, newVolume("v", "v", 0)) },
+		"GetVolume":        func() error { _, err := st.GetVolume(ctx, "v"); return err },
+		"ListVolumes":      func() error { _, err := st.ListVolumes(ctx); return err },
+		"MoveVolume":       func() error { return st.MoveVolume(ctx, "v", sandbox.VolumeMaking, sandbox.VolumeReady) },
+		"ResizeVolume":     func() error { return st.ResizeVolume(ctx, "v", 1) },
+		"DeleteVolume":     func() error { return st.DeleteVolume(ctx, "v") },
+		"CreateRecording":  func() error { return st.CreateRecording(ctx, newRecording("r", "r", 0)) },
+		"GetRecording":     func() error { _, err := st.GetRecording(ctx, "r"); return err },
+		"ListRecordings":   func() error { _, err := st.ListRecordings(ctx); return err },
+		"FinishRecording":  func() error { return st.FinishRecording(ctx, sandbox.Recording{ID: "r"}) },
+		"MoveRecording":    func() error { return st.MoveRecording(ctx, "r", sandbox.RecordingOpen, sandbox.RecordingDeleting) },
+		"DeleteRecording":  func() error { return st.DeleteRecording(ctx, "r") },
 	} {
 		fails(t, name, call(), sandbox.ErrInternal)
 	}
@@ -285,83 +311,6 @@ func ownNames(t *testing.T, st store.Store, red, blue context.Context) {
 	}
 }
 
-func imageSight(t *testing.T, st store.Store, red, blue context.Context) {
-	put := func(ctx context.Context, id, name string) {
-		t.Helper()
-		if err := st.PutImage(ctx, newImage(id, 0), name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	put(all(t.Context()), "sha256:base", "base")
-	put(red, "sha256:secret", "mine")
-	put(all(t.Context()), "sha256:used", "")
-	put(all(t.Context()), "sha256:held", "")
-	find := func(ctx context.Context, name string) string {
-		img, err := st.GetImage(ctx, name)
-		if err != nil && !errors.Is(err, sandbox.ErrImageNotFound) {
-			t.Fatal(err)
-		}
-		return img.ID
-	}
-	list := func(ctx context.Context) (ids []string) {
-		imgs, err := st.ListImages(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, i := range imgs {
-			ids = append(ids, i.ID)
-		}
-		slices.Sort(ids)
-		return ids
-	}
-	sb := newSandbox("blubox", 0)
-	sb.ImageID = "sha256:used"
-	if _, _, err := st.CreateSandbox(blue, sb, store.Idempotency{}); err != nil {
-		t.Fatal(err)
-	}
-	snap := tenantSnapshot("blusnap", "")
-	snap.ImageID = "sha256:held"
-	if _, err := st.CreateSnapshot(blue, snap); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		ctx        context.Context
-		name, want string
-	}{
-		{red, "base", "sha256:base"}, {blue, "base", "sha256:base"}, {blue, "sha256:base", "sha256:base"},
-		{red, "mine", "sha256:secret"}, {red, "sha256:secret", "sha256:secret"}, {blue, "mine", ""}, {blue, "sha256:secret", ""},
-		{blue, "sha256:used", "sha256:used"}, {red, "sha256:used", ""}, {blue, "sha256:held", "sha256:held"}, {red, "sha256:held", ""},
-	} {
-		if got := find(c.ctx, c.name); got != c.want {
-			t.Errorf("%s finds %q by %q, want %q", store.ScopeOf(c.ctx).Tenant(), got, c.name, c.want)
-		}
-	}
-	if got := list(red); !slices.Equal(got, []string{"sha256:base", "sha256:secret"}) {
-		t.Error(got)
-	}
-	if got := list(blue); !slices.Equal(got, []string{"sha256:base", "sha256:held", "sha256:used"}) {
-		t.Error(got)
-	}
-	_, err := st.RemoveImageName(blue, "mine")
-	fails(t, "another's name", err, sandbox.ErrImageNotFound)
-	_, err = st.RemoveImageName(blue, "base")
-	fails(t, "everybody's name", err, sandbox.ErrDenied)
-
-	// A name of its own hides everybody's, and for itself only.
-	put(red, "sha256:secret", "base")
-	if r, b := find(red, "base"), find(blue, "base"); r != "sha256:secret" || b != "sha256:base" {
-		t.Error(r, b)
-	}
-	if img, _ := st.GetImage(red, "sha256:base"); slices.Contains(img.Names, "base") {
-		t.Error("the hidden name is shown:", img.Names)
-	}
-	if _, err := st.RemoveImageName(red, "base"); err != nil || find(red, "base") != "sha256:base" {
-		t.Error(err)
-	}
-	// Names of all tenants keep content.
-	fails(t, "named by red", st.RemoveImage(all(t.Context()), "sha256:secret"), sandbox.ErrPrecondition)
-}
-
 func tenantLife(t *testing.T, st store.Store, red, blue context.Context) {
 	ctx := all(t.Context())
 	fails(t, "a name twice", st.CreateTenant(ctx, sandbox.Tenant{ID: "x", Name: "team-red"}), sandbox.ErrAlreadyExists)
@@ -401,124 +350,5 @@ func tenantLife(t *testing.T, st store.Store, red, blue context.Context) {
 	list, err := st.ListTenants(ctx)
 	if err != nil || len(list) != 2 || list[0].ID != sandbox.DefaultTenant || list[1].ID != "blue" {
 		t.Error(list, err)
-	}
-}
-
-func rotation(t *testing.T, st store.Store, red, blue context.Context) {
-	k := newKey("k1", 0)
-	k.Role, k.Scopes, k.ExpiresAt = sandbox.AdminRole, []string{"sandboxes", "images:read"}, at(99)
-	if err := st.CreateKey(red, k); err != nil {
-		t.Fatal(err)
-	}
-	next := sha256.Sum256([]byte("next"))
-	_, err := st.RotateKey(blue, "k1", next[:], at(5))
-	fails(t, "another's", err, sandbox.ErrNotFound)
-	got, err := st.RotateKey(red, "k1", next[:], at(5))
-	if err != nil || !got.OldUntil.Equal(at(5)) || string(got.OldHash) != string(k.Hash) || string(got.Hash) != string(next[:]) {
-		t.Fatal(got, err)
-	}
-	for _, h := range [][]byte{k.Hash, next[:]} {
-		got, err := st.KeyByHash(all(red), h)
-		if err != nil || got.ID != "k1" || got.Tenant != "red" || got.Role != k.Role || !slices.Equal(got.Scopes, k.Scopes) || !got.ExpiresAt.Equal(k.ExpiresAt) {
-			t.Error(got, err)
-		}
-	}
-	_, err = st.RotateKey(red, "k1", k.Hash, at(5))
-	fails(t, "a secret again", err, sandbox.ErrAlreadyExists)
-	third := sha256.Sum256([]byte("third"))
-	if _, err := st.RotateKey(red, "k1", third[:], at(6)); err != nil {
-		t.Fatal(err)
-	}
-	// Each secret has its own grace, also when it is not the last but one.
-	old, err := st.KeyByHash(all(red), k.Hash)
-	if err != nil || old.ID != "k1" || string(old.OldHash) != string(k.Hash) || !old.OldUntil.Equal(at(5)) {
-		t.Error("the secret before the last:", old, err)
-	}
-	_, err = st.RotateKey(red, "k1", next[:], at(7))
-	fails(t, "an older secret again", err, sandbox.ErrAlreadyExists)
-	fourth := sha256.Sum256([]byte("fourth"))
-	if _, err := st.RotateKey(red, "k1", fourth[:], at(2)); err != nil {
-		t.Fatal(err)
-	}
-	for _, h := range [][]byte{k.Hash, next[:], third[:]} { // a shorter grace ends them all
-		if got, err := st.KeyByHash(all(red), h); err != nil || got.OldUntil.After(at(2)) {
-			t.Error(got, err)
-		}
-	}
-	if err := st.RevokeKey(red, "k1"); err != nil {
-		t.Fatal(err)
-	}
-	_, err = st.KeyByHash(all(red), k.Hash)
-	fails(t, "an old secret of a key that is gone", err, sandbox.ErrNotFound)
-}
-
-func ownKeys(t *testing.T, st store.Store, red, blue context.Context) {
-	if err := st.CreateKey(red, newKey("k1", 0)); err != nil {
-		t.Fatal(err)
-	}
-	if keys, err := st.ListKeys(blue); err != nil || len(keys) != 0 {
-		t.Error(keys, err)
-	}
-	fails(t, "revoke", st.RevokeKey(blue, "k1"), sandbox.ErrNotFound)
-	fails(t, "touch", st.TouchKey(blue, "k1", at(1)), sandbox.ErrNotFound)
-	if keys, err := st.ListKeys(red); err != nil || len(keys) != 1 || keys[0].Tenant != "red" {
-		t.Error(keys, err)
-	}
-}
-
-func auditChain(t *testing.T, st store.Store, red, blue context.Context) {
-	ctx := all(t.Context())
-	for i := range 10 {
-		e := sandbox.AuditEntry{At: at(i), Tenant: []string{"red", "blue"}[i%2], Key: "k", Op: "sandbox.kill", Things: []string{"sandbox:abc"}, Outcome: "ok"}
-		if err := st.AppendAudit(ctx, []sandbox.AuditEntry{e}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	list := func(ctx context.Context, after int64, since time.Time) []sandbox.AuditEntry {
-		t.Helper()
-		es, err := st.ListAudit(ctx, after, since, 100)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return es
-	}
-	es := list(ctx, 0, time.Time{})
-	if len(es) != 10 || es[0].Seq != 1 || es[9].Seq != 10 {
-		t.Fatal(es)
-	}
-	if err := store.CheckAudit(es); err != nil {
-		t.Error(err)
-	}
-	if r := list(red, 0, time.Time{}); len(r) != 5 || r[0].Tenant != "red" {
-		t.Error(r)
-	}
-	if got := list(ctx, 3, at(7)); len(got) != 3 || got[0].Seq != 8 {
-		t.Error(got)
-	}
-	if n, err := st.ForgetAudit(ctx, at(4), 3); n != 3 || err != nil {
-		t.Error(n, err)
-	}
-	if n, err := st.ForgetAudit(ctx, at(4), 30); n != 1 || err != nil {
-		t.Error(n, err)
-	}
-	if err := st.AppendAudit(ctx, []sandbox.AuditEntry{{At: at(20), Tenant: "red", Op: "x", Outcome: "ok"}}); err != nil {
-		t.Fatal(err)
-	}
-	left := list(ctx, 0, time.Time{})
-	if err := store.CheckAudit(left); err != nil || len(left) != 7 || left[0].Seq != 5 || left[6].Seq != 11 {
-		t.Error(len(left), err)
-	}
-	for name, harm := range map[string]func([]sandbox.AuditEntry) []sandbox.AuditEntry{
-		"a changed entry": func(es []sandbox.AuditEntry) []sandbox.AuditEntry { es[2].Op = "nothing"; return es },
-		"a rewritten entry": func(es []sandbox.AuditEntry) []sandbox.AuditEntry {
-			es[2].Op = "nothing"
-			es[2].Hash = store.AuditHash(es[2])
-			return es
-		},
-		"a missing entry":    func(es []sandbox.AuditEntry) []sandbox.AuditEntry { return slices.Delete(es, 2, 3) },
-		"two that swapped":   func(es []sandbox.AuditEntry) []sandbox.AuditEntry { es[2], es[3] = es[3], es[2]; return es },
-		"a time moved ahead": func(es []sandbox.AuditEntry) []sandbox.AuditEntry { es[4].At = es[4].At.Add(1); return es },
-	} {
-		fails(t, name, store.CheckAudit(harm(slices.Clone(left))), sandbox.ErrCorrupt)
 	}
 }

@@ -532,7 +532,8 @@ type Quota struct {
 	Disk             int64                  `protobuf:"varint,4,opt,name=disk,proto3" json:"disk,omitempty"`                                        // of sandboxes and volumes
 	SnapshotBytes    int64                  `protobuf:"varint,5,opt,name=snapshot_bytes,json=snapshotBytes,proto3" json:"snapshot_bytes,omitempty"` // that all of them take, what they share once; no more are taken once it is reached
 	CreatesPerSecond float64                `protobuf:"fixed64,6,opt,name=creates_per_second,json=createsPerSecond,proto3" json:"creates_per_second,omitempty"`
-	Weight           int32                  `protobuf:"varint,7,opt,name=weight,proto3" json:"weight,omitempty"` // share of a full node; 0 = 1
+	Weight           int32                  `protobuf:"varint,7,opt,name=weight,proto3" json:"weight,omitempty"`                           // share of a full node; 0 = 1
+	ImageBytes       int64                  `protobuf:"varint,8,opt,name=image_bytes,json=imageBytes,proto3" json:"image_bytes,omitempty"` // of images that have a name of the tenant's own, each content once
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -612,6 +613,13 @@ func (x *Quota) GetCreatesPerSecond() float64 {
 func (x *Quota) GetWeight() int32 {
 	if x != nil {
 		return x.Weight
+	}
+	return 0
+}
+
+func (x *Quota) GetImageBytes() int64 {
+	if x != nil {
+		return x.ImageBytes
 	}
 	return 0
 }
@@ -1384,8 +1392,12 @@ type InfoResponse struct {
 	Used          *Capacity              `protobuf:"bytes,4,opt,name=used,proto3" json:"used,omitempty"`
 	WarmKernels   int32                  `protobuf:"varint,5,opt,name=warm_kernels,json=warmKernels,proto3" json:"warm_kernels,omitempty"`
 	WarmTarget    int32                  `protobuf:"varint,6,opt,name=warm_target,json=warmTarget,proto3" json:"warm_target,omitempty"`
-	LostCalls     int64                  `protobuf:"varint,7,opt,name=lost_calls,json=lostCalls,proto3" json:"lost_calls,omitempty"` // lost between node and guest and sent again, since the server's start: a fault if not 0. Root only
-	Snapshots     *SnapshotTotals        `protobuf:"bytes,8,opt,name=snapshots,proto3" json:"snapshots,omitempty"`                   // of the caller's tenant; of all for an installation's admin
+	LostCalls     int64                  `protobuf:"varint,7,opt,name=lost_calls,json=lostCalls,proto3" json:"lost_calls,omitempty"`        // lost between node and guest and sent again, since the server's start: a fault if not 0. Root only
+	HeldKernels   int32                  `protobuf:"varint,21,opt,name=held_kernels,json=heldKernels,proto3" json:"held_kernels,omitempty"` // restored ahead from the checkpoints that sandboxes are being created from. Root only
+	HeldTarget    int32                  `protobuf:"varint,22,opt,name=held_target,json=heldTarget,proto3" json:"held_target,omitempty"`
+	Full          string                 `protobuf:"bytes,20,opt,name=full,proto3" json:"full,omitempty"`          // what the node admits nothing more for now; "" = it does. Root only
+	Snapshots     *SnapshotTotals        `protobuf:"bytes,8,opt,name=snapshots,proto3" json:"snapshots,omitempty"` // of the caller's tenant; of all for an installation's admin
+	Gateway       string                 `protobuf:"bytes,9,opt,name=gateway,proto3" json:"gateway,omitempty"`     // below what ports have hosts: "https://cove.example.com:7777"; "" = below none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1469,11 +1481,39 @@ func (x *InfoResponse) GetLostCalls() int64 {
 	return 0
 }
 
+func (x *InfoResponse) GetHeldKernels() int32 {
+	if x != nil {
+		return x.HeldKernels
+	}
+	return 0
+}
+
+func (x *InfoResponse) GetHeldTarget() int32 {
+	if x != nil {
+		return x.HeldTarget
+	}
+	return 0
+}
+
+func (x *InfoResponse) GetFull() string {
+	if x != nil {
+		return x.Full
+	}
+	return ""
+}
+
 func (x *InfoResponse) GetSnapshots() *SnapshotTotals {
 	if x != nil {
 		return x.Snapshots
 	}
 	return nil
+}
+
+func (x *InfoResponse) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
 }
 
 type SnapshotTotals struct {
@@ -1736,7 +1776,7 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\x04keys\x18\x01 \x03(\v2\f.cove.v1.KeyR\x04keys\"\"\n" +
 	"\x10RevokeKeyRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x13\n" +
-	"\x11RevokeKeyResponse\"\xd0\x01\n" +
+	"\x11RevokeKeyResponse\"\xf1\x01\n" +
 	"\x05Quota\x12\x1c\n" +
 	"\tsandboxes\x18\x01 \x01(\x03R\tsandboxes\x12\x10\n" +
 	"\x03cpu\x18\x02 \x01(\x01R\x03cpu\x12\x16\n" +
@@ -1744,7 +1784,9 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\x04disk\x18\x04 \x01(\x03R\x04disk\x12%\n" +
 	"\x0esnapshot_bytes\x18\x05 \x01(\x03R\rsnapshotBytes\x12,\n" +
 	"\x12creates_per_second\x18\x06 \x01(\x01R\x10createsPerSecond\x12\x16\n" +
-	"\x06weight\x18\a \x01(\x05R\x06weight\"\xa1\x02\n" +
+	"\x06weight\x18\a \x01(\x05R\x06weight\x12\x1f\n" +
+	"\vimage_bytes\x18\b \x01(\x03R\n" +
+	"imageBytes\"\xa1\x02\n" +
 	"\x06Tenant\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12$\n" +
@@ -1799,7 +1841,7 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\x04prev\x18\n" +
 	" \x01(\tR\x04prev\x12\x12\n" +
 	"\x04hash\x18\v \x01(\tR\x04hash\"\r\n" +
-	"\vInfoRequest\"\xac\x02\n" +
+	"\vInfoRequest\"\x9e\x03\n" +
 	"\fInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x12'\n" +
@@ -1809,8 +1851,13 @@ const file_cove_v1_admin_proto_rawDesc = "" +
 	"\vwarm_target\x18\x06 \x01(\x05R\n" +
 	"warmTarget\x12\x1d\n" +
 	"\n" +
-	"lost_calls\x18\a \x01(\x03R\tlostCalls\x125\n" +
-	"\tsnapshots\x18\b \x01(\v2\x17.cove.v1.SnapshotTotalsR\tsnapshots\"\x91\x01\n" +
+	"lost_calls\x18\a \x01(\x03R\tlostCalls\x12!\n" +
+	"\fheld_kernels\x18\x15 \x01(\x05R\vheldKernels\x12\x1f\n" +
+	"\vheld_target\x18\x16 \x01(\x05R\n" +
+	"heldTarget\x12\x12\n" +
+	"\x04full\x18\x14 \x01(\tR\x04full\x125\n" +
+	"\tsnapshots\x18\b \x01(\v2\x17.cove.v1.SnapshotTotalsR\tsnapshots\x12\x18\n" +
+	"\agateway\x18\t \x01(\tR\agateway\"\x91\x01\n" +
 	"\x0eSnapshotTotals\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x03R\x05count\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12\x1f\n" +

@@ -50,6 +50,8 @@ const (
 	FilesChmodProcedure = "/cove.v1.Files/Chmod"
 	// FilesChownProcedure is the fully-qualified name of the Files's Chown RPC.
 	FilesChownProcedure = "/cove.v1.Files/Chown"
+	// FilesSetAttributesProcedure is the fully-qualified name of the Files's SetAttributes RPC.
+	FilesSetAttributesProcedure = "/cove.v1.Files/SetAttributes"
 	// FilesWatchProcedure is the fully-qualified name of the Files's Watch RPC.
 	FilesWatchProcedure = "/cove.v1.Files/Watch"
 )
@@ -65,6 +67,8 @@ type FilesClient interface {
 	Remove(context.Context, *connect.Request[RemoveFileRequest]) (*connect.Response[RemoveFileResponse], error)
 	Chmod(context.Context, *connect.Request[ChmodRequest]) (*connect.Response[ChmodResponse], error)
 	Chown(context.Context, *connect.Request[ChownRequest]) (*connect.Response[ChownResponse], error)
+	// SetAttributes makes these all the extended attributes "user.*" of a file or directory.
+	SetAttributes(context.Context, *connect.Request[SetAttributesRequest]) (*connect.Response[SetAttributesResponse], error)
 	// Watch streams changes below a path until the caller leaves.
 	Watch(context.Context, *connect.Request[WatchFilesRequest]) (*connect.ServerStreamForClient[WatchFilesEvent], error)
 }
@@ -137,6 +141,12 @@ func NewFilesClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			connect.WithSchema(filesMethods.ByName("Chown")),
 			connect.WithClientOptions(opts...),
 		),
+		setAttributes: connect.NewClient[SetAttributesRequest, SetAttributesResponse](
+			httpClient,
+			baseURL+FilesSetAttributesProcedure,
+			connect.WithSchema(filesMethods.ByName("SetAttributes")),
+			connect.WithClientOptions(opts...),
+		),
 		watch: connect.NewClient[WatchFilesRequest, WatchFilesEvent](
 			httpClient,
 			baseURL+FilesWatchProcedure,
@@ -148,16 +158,17 @@ func NewFilesClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 
 // filesClient implements FilesClient.
 type filesClient struct {
-	read   *connect.Client[ReadFileRequest, ReadFileResponse]
-	write  *connect.Client[WriteFileRequest, WriteFileResponse]
-	stat   *connect.Client[StatFileRequest, StatFileResponse]
-	list   *connect.Client[ListFilesRequest, ListFilesResponse]
-	mkdir  *connect.Client[MkdirRequest, MkdirResponse]
-	move   *connect.Client[MoveFileRequest, MoveFileResponse]
-	remove *connect.Client[RemoveFileRequest, RemoveFileResponse]
-	chmod  *connect.Client[ChmodRequest, ChmodResponse]
-	chown  *connect.Client[ChownRequest, ChownResponse]
-	watch  *connect.Client[WatchFilesRequest, WatchFilesEvent]
+	read          *connect.Client[ReadFileRequest, ReadFileResponse]
+	write         *connect.Client[WriteFileRequest, WriteFileResponse]
+	stat          *connect.Client[StatFileRequest, StatFileResponse]
+	list          *connect.Client[ListFilesRequest, ListFilesResponse]
+	mkdir         *connect.Client[MkdirRequest, MkdirResponse]
+	move          *connect.Client[MoveFileRequest, MoveFileResponse]
+	remove        *connect.Client[RemoveFileRequest, RemoveFileResponse]
+	chmod         *connect.Client[ChmodRequest, ChmodResponse]
+	chown         *connect.Client[ChownRequest, ChownResponse]
+	setAttributes *connect.Client[SetAttributesRequest, SetAttributesResponse]
+	watch         *connect.Client[WatchFilesRequest, WatchFilesEvent]
 }
 
 // Read calls cove.v1.Files.Read.
@@ -205,6 +216,11 @@ func (c *filesClient) Chown(ctx context.Context, req *connect.Request[ChownReque
 	return c.chown.CallUnary(ctx, req)
 }
 
+// SetAttributes calls cove.v1.Files.SetAttributes.
+func (c *filesClient) SetAttributes(ctx context.Context, req *connect.Request[SetAttributesRequest]) (*connect.Response[SetAttributesResponse], error) {
+	return c.setAttributes.CallUnary(ctx, req)
+}
+
 // Watch calls cove.v1.Files.Watch.
 func (c *filesClient) Watch(ctx context.Context, req *connect.Request[WatchFilesRequest]) (*connect.ServerStreamForClient[WatchFilesEvent], error) {
 	return c.watch.CallServerStream(ctx, req)
@@ -221,6 +237,8 @@ type FilesHandler interface {
 	Remove(context.Context, *connect.Request[RemoveFileRequest]) (*connect.Response[RemoveFileResponse], error)
 	Chmod(context.Context, *connect.Request[ChmodRequest]) (*connect.Response[ChmodResponse], error)
 	Chown(context.Context, *connect.Request[ChownRequest]) (*connect.Response[ChownResponse], error)
+	// SetAttributes makes these all the extended attributes "user.*" of a file or directory.
+	SetAttributes(context.Context, *connect.Request[SetAttributesRequest]) (*connect.Response[SetAttributesResponse], error)
 	// Watch streams changes below a path until the caller leaves.
 	Watch(context.Context, *connect.Request[WatchFilesRequest], *connect.ServerStream[WatchFilesEvent]) error
 }
@@ -289,6 +307,12 @@ func NewFilesHandler(svc FilesHandler, opts ...connect.HandlerOption) (string, h
 		connect.WithSchema(filesMethods.ByName("Chown")),
 		connect.WithHandlerOptions(opts...),
 	)
+	filesSetAttributesHandler := connect.NewUnaryHandler(
+		FilesSetAttributesProcedure,
+		svc.SetAttributes,
+		connect.WithSchema(filesMethods.ByName("SetAttributes")),
+		connect.WithHandlerOptions(opts...),
+	)
 	filesWatchHandler := connect.NewServerStreamHandler(
 		FilesWatchProcedure,
 		svc.Watch,
@@ -315,6 +339,8 @@ func NewFilesHandler(svc FilesHandler, opts ...connect.HandlerOption) (string, h
 			filesChmodHandler.ServeHTTP(w, r)
 		case FilesChownProcedure:
 			filesChownHandler.ServeHTTP(w, r)
+		case FilesSetAttributesProcedure:
+			filesSetAttributesHandler.ServeHTTP(w, r)
 		case FilesWatchProcedure:
 			filesWatchHandler.ServeHTTP(w, r)
 		default:
@@ -360,6 +386,10 @@ func (UnimplementedFilesHandler) Chmod(context.Context, *connect.Request[ChmodRe
 
 func (UnimplementedFilesHandler) Chown(context.Context, *connect.Request[ChownRequest]) (*connect.Response[ChownResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Files.Chown is not implemented"))
+}
+
+func (UnimplementedFilesHandler) SetAttributes(context.Context, *connect.Request[SetAttributesRequest]) (*connect.Response[SetAttributesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Files.SetAttributes is not implemented"))
 }
 
 func (UnimplementedFilesHandler) Watch(context.Context, *connect.Request[WatchFilesRequest], *connect.ServerStream[WatchFilesEvent]) error {

@@ -35,6 +35,7 @@ type FileInfo struct {
 	Group         string                 `protobuf:"bytes,9,opt,name=group,proto3" json:"group,omitempty"`
 	ModTime       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=mod_time,json=modTime,proto3" json:"mod_time,omitempty"`
 	Target        string                 `protobuf:"bytes,11,opt,name=target,proto3" json:"target,omitempty"`
+	Attributes    map[string]string      `protobuf:"bytes,12,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // extended attributes "user.*" of a file or directory, without that prefix; in a list if asked for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -144,6 +145,13 @@ func (x *FileInfo) GetTarget() string {
 		return x.Target
 	}
 	return ""
+}
+
+func (x *FileInfo) GetAttributes() map[string]string {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
 }
 
 type ReadFileRequest struct {
@@ -510,8 +518,9 @@ type ListFilesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	Depth         int32                  `protobuf:"varint,3,opt,name=depth,proto3" json:"depth,omitempty"` // default 1
-	Limit         int32                  `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"` // default and at most 10000 entries
+	Depth         int32                  `protobuf:"varint,3,opt,name=depth,proto3" json:"depth,omitempty"`           // default 1
+	Limit         int32                  `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`           // default and at most 10000 entries
+	Attributes    bool                   `protobuf:"varint,5,opt,name=attributes,proto3" json:"attributes,omitempty"` // with their extended attributes, for which each is opened
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -572,6 +581,13 @@ func (x *ListFilesRequest) GetLimit() int32 {
 		return x.Limit
 	}
 	return 0
+}
+
+func (x *ListFilesRequest) GetAttributes() bool {
+	if x != nil {
+		return x.Attributes
+	}
+	return false
 }
 
 type ListFilesResponse struct {
@@ -1154,6 +1170,110 @@ func (*ChownResponse) Descriptor() ([]byte, []int) {
 	return file_cove_v1_file_proto_rawDescGZIP(), []int{18}
 }
 
+type SetAttributesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Attributes    map[string]string      `protobuf:"bytes,3,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // names and values, 4096 bytes of them in all; the prefix "user." is put before each name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAttributesRequest) Reset() {
+	*x = SetAttributesRequest{}
+	mi := &file_cove_v1_file_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAttributesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAttributesRequest) ProtoMessage() {}
+
+func (x *SetAttributesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_file_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAttributesRequest.ProtoReflect.Descriptor instead.
+func (*SetAttributesRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_file_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SetAttributesRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *SetAttributesRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *SetAttributesRequest) GetAttributes() map[string]string {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+type SetAttributesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Info          *FileInfo              `protobuf:"bytes,1,opt,name=info,proto3" json:"info,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAttributesResponse) Reset() {
+	*x = SetAttributesResponse{}
+	mi := &file_cove_v1_file_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAttributesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAttributesResponse) ProtoMessage() {}
+
+func (x *SetAttributesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_file_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAttributesResponse.ProtoReflect.Descriptor instead.
+func (*SetAttributesResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_file_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SetAttributesResponse) GetInfo() *FileInfo {
+	if x != nil {
+		return x.Info
+	}
+	return nil
+}
+
 type WatchFilesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -1165,7 +1285,7 @@ type WatchFilesRequest struct {
 
 func (x *WatchFilesRequest) Reset() {
 	*x = WatchFilesRequest{}
-	mi := &file_cove_v1_file_proto_msgTypes[19]
+	mi := &file_cove_v1_file_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1297,7 @@ func (x *WatchFilesRequest) String() string {
 func (*WatchFilesRequest) ProtoMessage() {}
 
 func (x *WatchFilesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_file_proto_msgTypes[19]
+	mi := &file_cove_v1_file_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1310,7 @@ func (x *WatchFilesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFilesRequest.ProtoReflect.Descriptor instead.
 func (*WatchFilesRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_file_proto_rawDescGZIP(), []int{19}
+	return file_cove_v1_file_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WatchFilesRequest) GetSandboxId() string {
@@ -1224,7 +1344,7 @@ type WatchFilesEvent struct {
 
 func (x *WatchFilesEvent) Reset() {
 	*x = WatchFilesEvent{}
-	mi := &file_cove_v1_file_proto_msgTypes[20]
+	mi := &file_cove_v1_file_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1356,7 @@ func (x *WatchFilesEvent) String() string {
 func (*WatchFilesEvent) ProtoMessage() {}
 
 func (x *WatchFilesEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_file_proto_msgTypes[20]
+	mi := &file_cove_v1_file_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1369,7 @@ func (x *WatchFilesEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFilesEvent.ProtoReflect.Descriptor instead.
 func (*WatchFilesEvent) Descriptor() ([]byte, []int) {
-	return file_cove_v1_file_proto_rawDescGZIP(), []int{20}
+	return file_cove_v1_file_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WatchFilesEvent) GetPath() string {
@@ -1270,7 +1390,7 @@ var File_cove_v1_file_proto protoreflect.FileDescriptor
 
 const file_cove_v1_file_proto_rawDesc = "" +
 	"\n" +
-	"\x12cove/v1/file.proto\x12\acove.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x02\n" +
+	"\x12cove/v1/file.proto\x12\acove.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x03\n" +
 	"\bFileInfo\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -1283,7 +1403,13 @@ const file_cove_v1_file_proto_rawDesc = "" +
 	"\x05group\x18\t \x01(\tR\x05group\x125\n" +
 	"\bmod_time\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\amodTime\x12\x16\n" +
-	"\x06target\x18\v \x01(\tR\x06target\"t\n" +
+	"\x06target\x18\v \x01(\tR\x06target\x12A\n" +
+	"\n" +
+	"attributes\x18\f \x03(\v2!.cove.v1.FileInfo.AttributesEntryR\n" +
+	"attributes\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"t\n" +
 	"\x0fReadFileRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -1310,13 +1436,16 @@ const file_cove_v1_file_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\"9\n" +
 	"\x10StatFileResponse\x12%\n" +
-	"\x04info\x18\x01 \x01(\v2\x11.cove.v1.FileInfoR\x04info\"q\n" +
+	"\x04info\x18\x01 \x01(\v2\x11.cove.v1.FileInfoR\x04info\"\x91\x01\n" +
 	"\x10ListFilesRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
 	"\x05depth\x18\x03 \x01(\x05R\x05depth\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\x05R\x05limit\"Z\n" +
+	"\x05limit\x18\x04 \x01(\x05R\x05limit\x12\x1e\n" +
+	"\n" +
+	"attributes\x18\x05 \x01(\bR\n" +
+	"attributes\"Z\n" +
 	"\x11ListFilesResponse\x12'\n" +
 	"\x05files\x18\x01 \x03(\v2\x11.cove.v1.FileInfoR\x05files\x12\x1c\n" +
 	"\ttruncated\x18\x02 \x01(\bR\ttruncated\"\x83\x01\n" +
@@ -1355,7 +1484,19 @@ const file_cove_v1_file_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12\x1c\n" +
 	"\trecursive\x18\x04 \x01(\bR\trecursive\"\x0f\n" +
-	"\rChownResponse\"d\n" +
+	"\rChownResponse\"\xd7\x01\n" +
+	"\x14SetAttributesRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12M\n" +
+	"\n" +
+	"attributes\x18\x03 \x03(\v2-.cove.v1.SetAttributesRequest.AttributesEntryR\n" +
+	"attributes\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\">\n" +
+	"\x15SetAttributesResponse\x12%\n" +
+	"\x04info\x18\x01 \x01(\v2\x11.cove.v1.FileInfoR\x04info\"d\n" +
 	"\x11WatchFilesRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -1363,7 +1504,7 @@ const file_cove_v1_file_proto_rawDesc = "" +
 	"\trecursive\x18\x03 \x01(\bR\trecursive\"5\n" +
 	"\x0fWatchFilesEvent\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
-	"\x02op\x18\x02 \x01(\tR\x02op2\xf8\x04\n" +
+	"\x02op\x18\x02 \x01(\tR\x02op2\xc8\x05\n" +
 	"\x05Files\x12@\n" +
 	"\x04Read\x12\x18.cove.v1.ReadFileRequest\x1a\x19.cove.v1.ReadFileResponse\"\x03\x90\x02\x01\x12>\n" +
 	"\x05Write\x12\x19.cove.v1.WriteFileRequest\x1a\x1a.cove.v1.WriteFileResponse\x12@\n" +
@@ -1373,7 +1514,8 @@ const file_cove_v1_file_proto_rawDesc = "" +
 	"\x04Move\x12\x18.cove.v1.MoveFileRequest\x1a\x19.cove.v1.MoveFileResponse\x12A\n" +
 	"\x06Remove\x12\x1a.cove.v1.RemoveFileRequest\x1a\x1b.cove.v1.RemoveFileResponse\x126\n" +
 	"\x05Chmod\x12\x15.cove.v1.ChmodRequest\x1a\x16.cove.v1.ChmodResponse\x126\n" +
-	"\x05Chown\x12\x15.cove.v1.ChownRequest\x1a\x16.cove.v1.ChownResponse\x12?\n" +
+	"\x05Chown\x12\x15.cove.v1.ChownRequest\x1a\x16.cove.v1.ChownResponse\x12N\n" +
+	"\rSetAttributes\x12\x1d.cove.v1.SetAttributesRequest\x1a\x1e.cove.v1.SetAttributesResponse\x12?\n" +
 	"\x05Watch\x12\x1a.cove.v1.WatchFilesRequest\x1a\x18.cove.v1.WatchFilesEvent0\x01B1Z/github.com/cove-sandbox/cove/api/cove/v1;covev1b\x06proto3"
 
 var (
@@ -1388,7 +1530,7 @@ func file_cove_v1_file_proto_rawDescGZIP() []byte {
 	return file_cove_v1_file_proto_rawDescData
 }
 
-var file_cove_v1_file_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_cove_v1_file_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_cove_v1_file_proto_goTypes = []any{
 	(*FileInfo)(nil),              // 0: cove.v1.FileInfo
 	(*ReadFileRequest)(nil),       // 1: cove.v1.ReadFileRequest
@@ -1409,43 +1551,52 @@ var file_cove_v1_file_proto_goTypes = []any{
 	(*ChmodResponse)(nil),         // 16: cove.v1.ChmodResponse
 	(*ChownRequest)(nil),          // 17: cove.v1.ChownRequest
 	(*ChownResponse)(nil),         // 18: cove.v1.ChownResponse
-	(*WatchFilesRequest)(nil),     // 19: cove.v1.WatchFilesRequest
-	(*WatchFilesEvent)(nil),       // 20: cove.v1.WatchFilesEvent
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(*SetAttributesRequest)(nil),  // 19: cove.v1.SetAttributesRequest
+	(*SetAttributesResponse)(nil), // 20: cove.v1.SetAttributesResponse
+	(*WatchFilesRequest)(nil),     // 21: cove.v1.WatchFilesRequest
+	(*WatchFilesEvent)(nil),       // 22: cove.v1.WatchFilesEvent
+	nil,                           // 23: cove.v1.FileInfo.AttributesEntry
+	nil,                           // 24: cove.v1.SetAttributesRequest.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
 }
 var file_cove_v1_file_proto_depIdxs = []int32{
-	21, // 0: cove.v1.FileInfo.mod_time:type_name -> google.protobuf.Timestamp
-	0,  // 1: cove.v1.ReadFileResponse.info:type_name -> cove.v1.FileInfo
-	0,  // 2: cove.v1.WriteFileResponse.info:type_name -> cove.v1.FileInfo
-	0,  // 3: cove.v1.StatFileResponse.info:type_name -> cove.v1.FileInfo
-	0,  // 4: cove.v1.ListFilesResponse.files:type_name -> cove.v1.FileInfo
-	0,  // 5: cove.v1.MkdirResponse.info:type_name -> cove.v1.FileInfo
-	0,  // 6: cove.v1.MoveFileResponse.info:type_name -> cove.v1.FileInfo
-	1,  // 7: cove.v1.Files.Read:input_type -> cove.v1.ReadFileRequest
-	3,  // 8: cove.v1.Files.Write:input_type -> cove.v1.WriteFileRequest
-	5,  // 9: cove.v1.Files.Stat:input_type -> cove.v1.StatFileRequest
-	7,  // 10: cove.v1.Files.List:input_type -> cove.v1.ListFilesRequest
-	9,  // 11: cove.v1.Files.Mkdir:input_type -> cove.v1.MkdirRequest
-	11, // 12: cove.v1.Files.Move:input_type -> cove.v1.MoveFileRequest
-	13, // 13: cove.v1.Files.Remove:input_type -> cove.v1.RemoveFileRequest
-	15, // 14: cove.v1.Files.Chmod:input_type -> cove.v1.ChmodRequest
-	17, // 15: cove.v1.Files.Chown:input_type -> cove.v1.ChownRequest
-	19, // 16: cove.v1.Files.Watch:input_type -> cove.v1.WatchFilesRequest
-	2,  // 17: cove.v1.Files.Read:output_type -> cove.v1.ReadFileResponse
-	4,  // 18: cove.v1.Files.Write:output_type -> cove.v1.WriteFileResponse
-	6,  // 19: cove.v1.Files.Stat:output_type -> cove.v1.StatFileResponse
-	8,  // 20: cove.v1.Files.List:output_type -> cove.v1.ListFilesResponse
-	10, // 21: cove.v1.Files.Mkdir:output_type -> cove.v1.MkdirResponse
-	12, // 22: cove.v1.Files.Move:output_type -> cove.v1.MoveFileResponse
-	14, // 23: cove.v1.Files.Remove:output_type -> cove.v1.RemoveFileResponse
-	16, // 24: cove.v1.Files.Chmod:output_type -> cove.v1.ChmodResponse
-	18, // 25: cove.v1.Files.Chown:output_type -> cove.v1.ChownResponse
-	20, // 26: cove.v1.Files.Watch:output_type -> cove.v1.WatchFilesEvent
-	17, // [17:27] is the sub-list for method output_type
-	7,  // [7:17] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	25, // 0: cove.v1.FileInfo.mod_time:type_name -> google.protobuf.Timestamp
+	23, // 1: cove.v1.FileInfo.attributes:type_name -> cove.v1.FileInfo.AttributesEntry
+	0,  // 2: cove.v1.ReadFileResponse.info:type_name -> cove.v1.FileInfo
+	0,  // 3: cove.v1.WriteFileResponse.info:type_name -> cove.v1.FileInfo
+	0,  // 4: cove.v1.StatFileResponse.info:type_name -> cove.v1.FileInfo
+	0,  // 5: cove.v1.ListFilesResponse.files:type_name -> cove.v1.FileInfo
+	0,  // 6: cove.v1.MkdirResponse.info:type_name -> cove.v1.FileInfo
+	0,  // 7: cove.v1.MoveFileResponse.info:type_name -> cove.v1.FileInfo
+	24, // 8: cove.v1.SetAttributesRequest.attributes:type_name -> cove.v1.SetAttributesRequest.AttributesEntry
+	0,  // 9: cove.v1.SetAttributesResponse.info:type_name -> cove.v1.FileInfo
+	1,  // 10: cove.v1.Files.Read:input_type -> cove.v1.ReadFileRequest
+	3,  // 11: cove.v1.Files.Write:input_type -> cove.v1.WriteFileRequest
+	5,  // 12: cove.v1.Files.Stat:input_type -> cove.v1.StatFileRequest
+	7,  // 13: cove.v1.Files.List:input_type -> cove.v1.ListFilesRequest
+	9,  // 14: cove.v1.Files.Mkdir:input_type -> cove.v1.MkdirRequest
+	11, // 15: cove.v1.Files.Move:input_type -> cove.v1.MoveFileRequest
+	13, // 16: cove.v1.Files.Remove:input_type -> cove.v1.RemoveFileRequest
+	15, // 17: cove.v1.Files.Chmod:input_type -> cove.v1.ChmodRequest
+	17, // 18: cove.v1.Files.Chown:input_type -> cove.v1.ChownRequest
+	19, // 19: cove.v1.Files.SetAttributes:input_type -> cove.v1.SetAttributesRequest
+	21, // 20: cove.v1.Files.Watch:input_type -> cove.v1.WatchFilesRequest
+	2,  // 21: cove.v1.Files.Read:output_type -> cove.v1.ReadFileResponse
+	4,  // 22: cove.v1.Files.Write:output_type -> cove.v1.WriteFileResponse
+	6,  // 23: cove.v1.Files.Stat:output_type -> cove.v1.StatFileResponse
+	8,  // 24: cove.v1.Files.List:output_type -> cove.v1.ListFilesResponse
+	10, // 25: cove.v1.Files.Mkdir:output_type -> cove.v1.MkdirResponse
+	12, // 26: cove.v1.Files.Move:output_type -> cove.v1.MoveFileResponse
+	14, // 27: cove.v1.Files.Remove:output_type -> cove.v1.RemoveFileResponse
+	16, // 28: cove.v1.Files.Chmod:output_type -> cove.v1.ChmodResponse
+	18, // 29: cove.v1.Files.Chown:output_type -> cove.v1.ChownResponse
+	20, // 30: cove.v1.Files.SetAttributes:output_type -> cove.v1.SetAttributesResponse
+	22, // 31: cove.v1.Files.Watch:output_type -> cove.v1.WatchFilesEvent
+	21, // [21:32] is the sub-list for method output_type
+	10, // [10:21] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_file_proto_init() }
@@ -1459,7 +1610,7 @@ func file_cove_v1_file_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_file_proto_rawDesc), len(file_cove_v1_file_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -42,6 +42,20 @@ const (
 	ImagesRemoveProcedure = "/cove.v1.Images/Remove"
 	// ImagesPruneProcedure is the fully-qualified name of the Images's Prune RPC.
 	ImagesPruneProcedure = "/cove.v1.Images/Prune"
+	// ImagesBuildProcedure is the fully-qualified name of the Images's Build RPC.
+	ImagesBuildProcedure = "/cove.v1.Images/Build"
+	// ImagesStartBuildProcedure is the fully-qualified name of the Images's StartBuild RPC.
+	ImagesStartBuildProcedure = "/cove.v1.Images/StartBuild"
+	// ImagesGetBuildProcedure is the fully-qualified name of the Images's GetBuild RPC.
+	ImagesGetBuildProcedure = "/cove.v1.Images/GetBuild"
+	// ImagesFollowBuildProcedure is the fully-qualified name of the Images's FollowBuild RPC.
+	ImagesFollowBuildProcedure = "/cove.v1.Images/FollowBuild"
+	// ImagesCancelBuildProcedure is the fully-qualified name of the Images's CancelBuild RPC.
+	ImagesCancelBuildProcedure = "/cove.v1.Images/CancelBuild"
+	// ImagesHasFilesProcedure is the fully-qualified name of the Images's HasFiles RPC.
+	ImagesHasFilesProcedure = "/cove.v1.Images/HasFiles"
+	// ImagesPushProcedure is the fully-qualified name of the Images's Push RPC.
+	ImagesPushProcedure = "/cove.v1.Images/Push"
 	// ImagesLoginProcedure is the fully-qualified name of the Images's Login RPC.
 	ImagesLoginProcedure = "/cove.v1.Images/Login"
 	// ImagesLoginsProcedure is the fully-qualified name of the Images's Logins RPC.
@@ -61,6 +75,24 @@ type ImagesClient interface {
 	Remove(context.Context, *connect.Request[RemoveImageRequest]) (*connect.Response[RemoveImageResponse], error)
 	// Prune removes content nothing refers to.
 	Prune(context.Context, *connect.Request[PruneImagesRequest]) (*connect.Response[PruneImagesResponse], error)
+	// Build makes an image of a Dockerfile or of steps and streams what happens;
+	// the last event carries the build with its image. A client that leaves ends it,
+	// and nothing is left but what its steps put into the tenant's cache.
+	Build(context.Context, *connect.Request[BuildImageRequest]) (*connect.ServerStreamForClient[BuildImageEvent], error)
+	// StartBuild begins a build that goes on without its client.
+	StartBuild(context.Context, *connect.Request[BuildImageRequest]) (*connect.Response[StartBuildResponse], error)
+	GetBuild(context.Context, *connect.Request[GetBuildRequest]) (*connect.Response[GetBuildResponse], error)
+	// FollowBuild streams the events of a build from an offset on; the last
+	// event carries the build.
+	FollowBuild(context.Context, *connect.Request[FollowBuildRequest]) (*connect.ServerStreamForClient[BuildImageEvent], error)
+	// CancelBuild returns when nothing of the build runs any more. One that is over
+	// is no error.
+	CancelBuild(context.Context, *connect.Request[CancelBuildRequest]) (*connect.Response[CancelBuildResponse], error)
+	// HasFiles says whether files were given under a key, and need not be again.
+	HasFiles(context.Context, *connect.Request[HasFilesRequest]) (*connect.Response[HasFilesResponse], error)
+	// Push sends an image to a registry and streams progress; the last event carries
+	// its digest there.
+	Push(context.Context, *connect.Request[PushImageRequest]) (*connect.ServerStreamForClient[PushImageEvent], error)
 	// Login keeps who the tenant is to a registry, sealed, for pulls that name no
 	// credentials; again, it replaces what is there. The first pull shows whether
 	// the registry takes them.
@@ -114,6 +146,50 @@ func NewImagesClient(httpClient connect.HTTPClient, baseURL string, opts ...conn
 			connect.WithSchema(imagesMethods.ByName("Prune")),
 			connect.WithClientOptions(opts...),
 		),
+		build: connect.NewClient[BuildImageRequest, BuildImageEvent](
+			httpClient,
+			baseURL+ImagesBuildProcedure,
+			connect.WithSchema(imagesMethods.ByName("Build")),
+			connect.WithClientOptions(opts...),
+		),
+		startBuild: connect.NewClient[BuildImageRequest, StartBuildResponse](
+			httpClient,
+			baseURL+ImagesStartBuildProcedure,
+			connect.WithSchema(imagesMethods.ByName("StartBuild")),
+			connect.WithClientOptions(opts...),
+		),
+		getBuild: connect.NewClient[GetBuildRequest, GetBuildResponse](
+			httpClient,
+			baseURL+ImagesGetBuildProcedure,
+			connect.WithSchema(imagesMethods.ByName("GetBuild")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		followBuild: connect.NewClient[FollowBuildRequest, BuildImageEvent](
+			httpClient,
+			baseURL+ImagesFollowBuildProcedure,
+			connect.WithSchema(imagesMethods.ByName("FollowBuild")),
+			connect.WithClientOptions(opts...),
+		),
+		cancelBuild: connect.NewClient[CancelBuildRequest, CancelBuildResponse](
+			httpClient,
+			baseURL+ImagesCancelBuildProcedure,
+			connect.WithSchema(imagesMethods.ByName("CancelBuild")),
+			connect.WithClientOptions(opts...),
+		),
+		hasFiles: connect.NewClient[HasFilesRequest, HasFilesResponse](
+			httpClient,
+			baseURL+ImagesHasFilesProcedure,
+			connect.WithSchema(imagesMethods.ByName("HasFiles")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		push: connect.NewClient[PushImageRequest, PushImageEvent](
+			httpClient,
+			baseURL+ImagesPushProcedure,
+			connect.WithSchema(imagesMethods.ByName("Push")),
+			connect.WithClientOptions(opts...),
+		),
 		login: connect.NewClient[LoginRegistryRequest, LoginRegistryResponse](
 			httpClient,
 			baseURL+ImagesLoginProcedure,
@@ -138,14 +214,21 @@ func NewImagesClient(httpClient connect.HTTPClient, baseURL string, opts ...conn
 
 // imagesClient implements ImagesClient.
 type imagesClient struct {
-	pull   *connect.Client[PullImageRequest, PullImageEvent]
-	list   *connect.Client[ListImagesRequest, ListImagesResponse]
-	get    *connect.Client[GetImageRequest, GetImageResponse]
-	remove *connect.Client[RemoveImageRequest, RemoveImageResponse]
-	prune  *connect.Client[PruneImagesRequest, PruneImagesResponse]
-	login  *connect.Client[LoginRegistryRequest, LoginRegistryResponse]
-	logins *connect.Client[ListLoginsRequest, ListLoginsResponse]
-	logout *connect.Client[LogoutRegistryRequest, LogoutRegistryResponse]
+	pull        *connect.Client[PullImageRequest, PullImageEvent]
+	list        *connect.Client[ListImagesRequest, ListImagesResponse]
+	get         *connect.Client[GetImageRequest, GetImageResponse]
+	remove      *connect.Client[RemoveImageRequest, RemoveImageResponse]
+	prune       *connect.Client[PruneImagesRequest, PruneImagesResponse]
+	build       *connect.Client[BuildImageRequest, BuildImageEvent]
+	startBuild  *connect.Client[BuildImageRequest, StartBuildResponse]
+	getBuild    *connect.Client[GetBuildRequest, GetBuildResponse]
+	followBuild *connect.Client[FollowBuildRequest, BuildImageEvent]
+	cancelBuild *connect.Client[CancelBuildRequest, CancelBuildResponse]
+	hasFiles    *connect.Client[HasFilesRequest, HasFilesResponse]
+	push        *connect.Client[PushImageRequest, PushImageEvent]
+	login       *connect.Client[LoginRegistryRequest, LoginRegistryResponse]
+	logins      *connect.Client[ListLoginsRequest, ListLoginsResponse]
+	logout      *connect.Client[LogoutRegistryRequest, LogoutRegistryResponse]
 }
 
 // Pull calls cove.v1.Images.Pull.
@@ -171,6 +254,41 @@ func (c *imagesClient) Remove(ctx context.Context, req *connect.Request[RemoveIm
 // Prune calls cove.v1.Images.Prune.
 func (c *imagesClient) Prune(ctx context.Context, req *connect.Request[PruneImagesRequest]) (*connect.Response[PruneImagesResponse], error) {
 	return c.prune.CallUnary(ctx, req)
+}
+
+// Build calls cove.v1.Images.Build.
+func (c *imagesClient) Build(ctx context.Context, req *connect.Request[BuildImageRequest]) (*connect.ServerStreamForClient[BuildImageEvent], error) {
+	return c.build.CallServerStream(ctx, req)
+}
+
+// StartBuild calls cove.v1.Images.StartBuild.
+func (c *imagesClient) StartBuild(ctx context.Context, req *connect.Request[BuildImageRequest]) (*connect.Response[StartBuildResponse], error) {
+	return c.startBuild.CallUnary(ctx, req)
+}
+
+// GetBuild calls cove.v1.Images.GetBuild.
+func (c *imagesClient) GetBuild(ctx context.Context, req *connect.Request[GetBuildRequest]) (*connect.Response[GetBuildResponse], error) {
+	return c.getBuild.CallUnary(ctx, req)
+}
+
+// FollowBuild calls cove.v1.Images.FollowBuild.
+func (c *imagesClient) FollowBuild(ctx context.Context, req *connect.Request[FollowBuildRequest]) (*connect.ServerStreamForClient[BuildImageEvent], error) {
+	return c.followBuild.CallServerStream(ctx, req)
+}
+
+// CancelBuild calls cove.v1.Images.CancelBuild.
+func (c *imagesClient) CancelBuild(ctx context.Context, req *connect.Request[CancelBuildRequest]) (*connect.Response[CancelBuildResponse], error) {
+	return c.cancelBuild.CallUnary(ctx, req)
+}
+
+// HasFiles calls cove.v1.Images.HasFiles.
+func (c *imagesClient) HasFiles(ctx context.Context, req *connect.Request[HasFilesRequest]) (*connect.Response[HasFilesResponse], error) {
+	return c.hasFiles.CallUnary(ctx, req)
+}
+
+// Push calls cove.v1.Images.Push.
+func (c *imagesClient) Push(ctx context.Context, req *connect.Request[PushImageRequest]) (*connect.ServerStreamForClient[PushImageEvent], error) {
+	return c.push.CallServerStream(ctx, req)
 }
 
 // Login calls cove.v1.Images.Login.
@@ -199,6 +317,24 @@ type ImagesHandler interface {
 	Remove(context.Context, *connect.Request[RemoveImageRequest]) (*connect.Response[RemoveImageResponse], error)
 	// Prune removes content nothing refers to.
 	Prune(context.Context, *connect.Request[PruneImagesRequest]) (*connect.Response[PruneImagesResponse], error)
+	// Build makes an image of a Dockerfile or of steps and streams what happens;
+	// the last event carries the build with its image. A client that leaves ends it,
+	// and nothing is left but what its steps put into the tenant's cache.
+	Build(context.Context, *connect.Request[BuildImageRequest], *connect.ServerStream[BuildImageEvent]) error
+	// StartBuild begins a build that goes on without its client.
+	StartBuild(context.Context, *connect.Request[BuildImageRequest]) (*connect.Response[StartBuildResponse], error)
+	GetBuild(context.Context, *connect.Request[GetBuildRequest]) (*connect.Response[GetBuildResponse], error)
+	// FollowBuild streams the events of a build from an offset on; the last
+	// event carries the build.
+	FollowBuild(context.Context, *connect.Request[FollowBuildRequest], *connect.ServerStream[BuildImageEvent]) error
+	// CancelBuild returns when nothing of the build runs any more. One that is over
+	// is no error.
+	CancelBuild(context.Context, *connect.Request[CancelBuildRequest]) (*connect.Response[CancelBuildResponse], error)
+	// HasFiles says whether files were given under a key, and need not be again.
+	HasFiles(context.Context, *connect.Request[HasFilesRequest]) (*connect.Response[HasFilesResponse], error)
+	// Push sends an image to a registry and streams progress; the last event carries
+	// its digest there.
+	Push(context.Context, *connect.Request[PushImageRequest], *connect.ServerStream[PushImageEvent]) error
 	// Login keeps who the tenant is to a registry, sealed, for pulls that name no
 	// credentials; again, it replaces what is there. The first pull shows whether
 	// the registry takes them.
@@ -248,6 +384,50 @@ func NewImagesHandler(svc ImagesHandler, opts ...connect.HandlerOption) (string,
 		connect.WithSchema(imagesMethods.ByName("Prune")),
 		connect.WithHandlerOptions(opts...),
 	)
+	imagesBuildHandler := connect.NewServerStreamHandler(
+		ImagesBuildProcedure,
+		svc.Build,
+		connect.WithSchema(imagesMethods.ByName("Build")),
+		connect.WithHandlerOptions(opts...),
+	)
+	imagesStartBuildHandler := connect.NewUnaryHandler(
+		ImagesStartBuildProcedure,
+		svc.StartBuild,
+		connect.WithSchema(imagesMethods.ByName("StartBuild")),
+		connect.WithHandlerOptions(opts...),
+	)
+	imagesGetBuildHandler := connect.NewUnaryHandler(
+		ImagesGetBuildProcedure,
+		svc.GetBuild,
+		connect.WithSchema(imagesMethods.ByName("GetBuild")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	imagesFollowBuildHandler := connect.NewServerStreamHandler(
+		ImagesFollowBuildProcedure,
+		svc.FollowBuild,
+		connect.WithSchema(imagesMethods.ByName("FollowBuild")),
+		connect.WithHandlerOptions(opts...),
+	)
+	imagesCancelBuildHandler := connect.NewUnaryHandler(
+		ImagesCancelBuildProcedure,
+		svc.CancelBuild,
+		connect.WithSchema(imagesMethods.ByName("CancelBuild")),
+		connect.WithHandlerOptions(opts...),
+	)
+	imagesHasFilesHandler := connect.NewUnaryHandler(
+		ImagesHasFilesProcedure,
+		svc.HasFiles,
+		connect.WithSchema(imagesMethods.ByName("HasFiles")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	imagesPushHandler := connect.NewServerStreamHandler(
+		ImagesPushProcedure,
+		svc.Push,
+		connect.WithSchema(imagesMethods.ByName("Push")),
+		connect.WithHandlerOptions(opts...),
+	)
 	imagesLoginHandler := connect.NewUnaryHandler(
 		ImagesLoginProcedure,
 		svc.Login,
@@ -279,6 +459,20 @@ func NewImagesHandler(svc ImagesHandler, opts ...connect.HandlerOption) (string,
 			imagesRemoveHandler.ServeHTTP(w, r)
 		case ImagesPruneProcedure:
 			imagesPruneHandler.ServeHTTP(w, r)
+		case ImagesBuildProcedure:
+			imagesBuildHandler.ServeHTTP(w, r)
+		case ImagesStartBuildProcedure:
+			imagesStartBuildHandler.ServeHTTP(w, r)
+		case ImagesGetBuildProcedure:
+			imagesGetBuildHandler.ServeHTTP(w, r)
+		case ImagesFollowBuildProcedure:
+			imagesFollowBuildHandler.ServeHTTP(w, r)
+		case ImagesCancelBuildProcedure:
+			imagesCancelBuildHandler.ServeHTTP(w, r)
+		case ImagesHasFilesProcedure:
+			imagesHasFilesHandler.ServeHTTP(w, r)
+		case ImagesPushProcedure:
+			imagesPushHandler.ServeHTTP(w, r)
 		case ImagesLoginProcedure:
 			imagesLoginHandler.ServeHTTP(w, r)
 		case ImagesLoginsProcedure:
@@ -312,6 +506,34 @@ func (UnimplementedImagesHandler) Remove(context.Context, *connect.Request[Remov
 
 func (UnimplementedImagesHandler) Prune(context.Context, *connect.Request[PruneImagesRequest]) (*connect.Response[PruneImagesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.Prune is not implemented"))
+}
+
+func (UnimplementedImagesHandler) Build(context.Context, *connect.Request[BuildImageRequest], *connect.ServerStream[BuildImageEvent]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.Build is not implemented"))
+}
+
+func (UnimplementedImagesHandler) StartBuild(context.Context, *connect.Request[BuildImageRequest]) (*connect.Response[StartBuildResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.StartBuild is not implemented"))
+}
+
+func (UnimplementedImagesHandler) GetBuild(context.Context, *connect.Request[GetBuildRequest]) (*connect.Response[GetBuildResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.GetBuild is not implemented"))
+}
+
+func (UnimplementedImagesHandler) FollowBuild(context.Context, *connect.Request[FollowBuildRequest], *connect.ServerStream[BuildImageEvent]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.FollowBuild is not implemented"))
+}
+
+func (UnimplementedImagesHandler) CancelBuild(context.Context, *connect.Request[CancelBuildRequest]) (*connect.Response[CancelBuildResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.CancelBuild is not implemented"))
+}
+
+func (UnimplementedImagesHandler) HasFiles(context.Context, *connect.Request[HasFilesRequest]) (*connect.Response[HasFilesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.HasFiles is not implemented"))
+}
+
+func (UnimplementedImagesHandler) Push(context.Context, *connect.Request[PushImageRequest], *connect.ServerStream[PushImageEvent]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Images.Push is not implemented"))
 }
 
 func (UnimplementedImagesHandler) Login(context.Context, *connect.Request[LoginRegistryRequest]) (*connect.Response[LoginRegistryResponse], error) {

@@ -9,6 +9,7 @@ package covev1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -27,7 +28,7 @@ type Image struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // sha256:… of the EROFS file
 	Names         []string               `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
 	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`        // of the EROFS file
-	Source        string                 `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`     // registry digest, "tar", "dir" or "debian"
+	Source        string                 `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`     // registry digest, "tar", "dir", "debian" or "build"
 	Platform      string                 `protobuf:"bytes,5,opt,name=platform,proto3" json:"platform,omitempty"` // linux/amd64
 	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	Env           []string               `protobuf:"bytes,7,rep,name=env,proto3" json:"env,omitempty"`
@@ -35,6 +36,8 @@ type Image struct {
 	User          string                 `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`
 	Entrypoint    []string               `protobuf:"bytes,10,rep,name=entrypoint,proto3" json:"entrypoint,omitempty"`
 	Cmd           []string               `protobuf:"bytes,11,rep,name=cmd,proto3" json:"cmd,omitempty"`
+	Labels        map[string]string      `protobuf:"bytes,12,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	ExposedPorts  []string               `protobuf:"bytes,13,rep,name=exposed_ports,json=exposedPorts,proto3" json:"exposed_ports,omitempty"` // 80/tcp
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -142,6 +145,20 @@ func (x *Image) GetEntrypoint() []string {
 func (x *Image) GetCmd() []string {
 	if x != nil {
 		return x.Cmd
+	}
+	return nil
+}
+
+func (x *Image) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Image) GetExposedPorts() []string {
+	if x != nil {
+		return x.ExposedPorts
 	}
 	return nil
 }
@@ -301,6 +318,1002 @@ func (x *PullImageEvent) GetImage() *Image {
 	return nil
 }
 
+// BuildStep is a step of a build without a Dockerfile. Nothing in it is expanded
+// but by the shell of a RUN.
+type BuildStep struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Op            string                 `protobuf:"bytes,1,opt,name=op,proto3" json:"op,omitempty"`        // RUN, COPY, ENV, ARG, WORKDIR, USER, ENTRYPOINT, CMD, LABEL, EXPOSE, VOLUME, SHELL, STOPSIGNAL
+	Args          []string               `protobuf:"bytes,2,rep,name=args,proto3" json:"args,omitempty"`    // RUN: a command line; COPY: sources and destination; ENV, ARG, LABEL: names and values in turn
+	Files         string                 `protobuf:"bytes,3,opt,name=files,proto3" json:"files,omitempty"`  // COPY: key of uploaded files; default: the context
+	User          string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`    // RUN: runs as; COPY: owner
+	Mode          string                 `protobuf:"bytes,5,opt,name=mode,proto3" json:"mode,omitempty"`    // COPY: octal
+	Force         bool                   `protobuf:"varint,6,opt,name=force,proto3" json:"force,omitempty"` // neither it nor what follows comes from the cache
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BuildStep) Reset() {
+	*x = BuildStep{}
+	mi := &file_cove_v1_image_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BuildStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BuildStep) ProtoMessage() {}
+
+func (x *BuildStep) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BuildStep.ProtoReflect.Descriptor instead.
+func (*BuildStep) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *BuildStep) GetOp() string {
+	if x != nil {
+		return x.Op
+	}
+	return ""
+}
+
+func (x *BuildStep) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *BuildStep) GetFiles() string {
+	if x != nil {
+		return x.Files
+	}
+	return ""
+}
+
+func (x *BuildStep) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *BuildStep) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *BuildStep) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type BuildImageRequest struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`             // that the image gets; "" = none, and it goes
+	Tags         []string               `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`             // more names
+	Shared       bool                   `protobuf:"varint,3,opt,name=shared,proto3" json:"shared,omitempty"`        // names are for every tenant; needs an installation's admin
+	Dockerfile   string                 `protobuf:"bytes,4,opt,name=dockerfile,proto3" json:"dockerfile,omitempty"` // its text; or
+	From         string                 `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`             // an image, or "scratch", and
+	Steps        []*BuildStep           `protobuf:"bytes,6,rep,name=steps,proto3" json:"steps,omitempty"`
+	Context      string                 `protobuf:"bytes,7,opt,name=context,proto3" json:"context,omitempty"`                         // key of files given with PUT /v1/build-files/{key}
+	IgnoreFile   string                 `protobuf:"bytes,8,opt,name=ignore_file,json=ignoreFile,proto3" json:"ignore_file,omitempty"` // of the context, where it is not .dockerignore
+	Args         map[string]string      `protobuf:"bytes,9,rep,name=args,proto3" json:"args,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Target       string                 `protobuf:"bytes,10,opt,name=target,proto3" json:"target,omitempty"`                                                                                                           // stage; default: the last
+	SecretValues map[string][]byte      `protobuf:"bytes,11,rep,name=secret_values,json=secretValues,proto3" json:"secret_values,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by id, for RUN --mount=type=secret; kept no longer than the build
+	Network      *Network               `protobuf:"bytes,12,opt,name=network,proto3" json:"network,omitempty"`                                                                                                         // of every RUN; default: the server's
+	Resources    *Resources             `protobuf:"bytes,13,opt,name=resources,proto3" json:"resources,omitempty"`                                                                                                     // of every RUN's sandbox
+	NoCache      bool                   `protobuf:"varint,14,opt,name=no_cache,json=noCache,proto3" json:"no_cache,omitempty"`
+	Timeout      *durationpb.Duration   `protobuf:"bytes,15,opt,name=timeout,proto3" json:"timeout,omitempty"` // of all of it; default one hour
+	// The context has only what the Dockerfile names: an ONBUILD of its base that
+	// copies is refused, with the field "context", and the whole is to be given.
+	ContextPartial bool `protobuf:"varint,16,opt,name=context_partial,json=contextPartial,proto3" json:"context_partial,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *BuildImageRequest) Reset() {
+	*x = BuildImageRequest{}
+	mi := &file_cove_v1_image_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BuildImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BuildImageRequest) ProtoMessage() {}
+
+func (x *BuildImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BuildImageRequest.ProtoReflect.Descriptor instead.
+func (*BuildImageRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *BuildImageRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *BuildImageRequest) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *BuildImageRequest) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
+}
+
+func (x *BuildImageRequest) GetDockerfile() string {
+	if x != nil {
+		return x.Dockerfile
+	}
+	return ""
+}
+
+func (x *BuildImageRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *BuildImageRequest) GetSteps() []*BuildStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *BuildImageRequest) GetContext() string {
+	if x != nil {
+		return x.Context
+	}
+	return ""
+}
+
+func (x *BuildImageRequest) GetIgnoreFile() string {
+	if x != nil {
+		return x.IgnoreFile
+	}
+	return ""
+}
+
+func (x *BuildImageRequest) GetArgs() map[string]string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *BuildImageRequest) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *BuildImageRequest) GetSecretValues() map[string][]byte {
+	if x != nil {
+		return x.SecretValues
+	}
+	return nil
+}
+
+func (x *BuildImageRequest) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+func (x *BuildImageRequest) GetResources() *Resources {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
+func (x *BuildImageRequest) GetNoCache() bool {
+	if x != nil {
+		return x.NoCache
+	}
+	return false
+}
+
+func (x *BuildImageRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *BuildImageRequest) GetContextPartial() bool {
+	if x != nil {
+		return x.ContextPartial
+	}
+	return false
+}
+
+type ImageBuild struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // running, done, failed, canceled
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Image         *Image                 `protobuf:"bytes,4,opt,name=image,proto3" json:"image,omitempty"` // when it is done
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"` // when it is not
+	ErrorClass    string                 `protobuf:"bytes,6,opt,name=error_class,json=errorClass,proto3" json:"error_class,omitempty"`
+	ErrorField    string                 `protobuf:"bytes,7,opt,name=error_field,json=errorField,proto3" json:"error_field,omitempty"` // dockerfile:LINE or steps[I]
+	ErrorHint     string                 `protobuf:"bytes,8,opt,name=error_hint,json=errorHint,proto3" json:"error_hint,omitempty"`
+	Steps         int32                  `protobuf:"varint,9,opt,name=steps,proto3" json:"steps,omitempty"`    // that were looked at
+	Cached        int32                  `protobuf:"varint,10,opt,name=cached,proto3" json:"cached,omitempty"` // of them, not done again
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageBuild) Reset() {
+	*x = ImageBuild{}
+	mi := &file_cove_v1_image_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageBuild) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageBuild) ProtoMessage() {}
+
+func (x *ImageBuild) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageBuild.ProtoReflect.Descriptor instead.
+func (*ImageBuild) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ImageBuild) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ImageBuild) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ImageBuild) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ImageBuild) GetImage() *Image {
+	if x != nil {
+		return x.Image
+	}
+	return nil
+}
+
+func (x *ImageBuild) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *ImageBuild) GetErrorClass() string {
+	if x != nil {
+		return x.ErrorClass
+	}
+	return ""
+}
+
+func (x *ImageBuild) GetErrorField() string {
+	if x != nil {
+		return x.ErrorField
+	}
+	return ""
+}
+
+func (x *ImageBuild) GetErrorHint() string {
+	if x != nil {
+		return x.ErrorHint
+	}
+	return ""
+}
+
+func (x *ImageBuild) GetSteps() int32 {
+	if x != nil {
+		return x.Steps
+	}
+	return 0
+}
+
+func (x *ImageBuild) GetCached() int32 {
+	if x != nil {
+		return x.Cached
+	}
+	return 0
+}
+
+func (x *ImageBuild) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *ImageBuild) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+type BuildImageEvent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`  // step, cached, output, done (of a step), warning, progress; "" with build alone
+	Step          int32                  `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"` // 1, 2, … over all stages; 0 = about the build
+	Total         int32                  `protobuf:"varint,4,opt,name=total,proto3" json:"total,omitempty"`
+	Stage         string                 `protobuf:"bytes,5,opt,name=stage,proto3" json:"stage,omitempty"`
+	Line          int32                  `protobuf:"varint,6,opt,name=line,proto3" json:"line,omitempty"` // of the Dockerfile
+	Text          string                 `protobuf:"bytes,7,opt,name=text,proto3" json:"text,omitempty"`
+	Stderr        bool                   `protobuf:"varint,8,opt,name=stderr,proto3" json:"stderr,omitempty"` // of output
+	Took          *durationpb.Duration   `protobuf:"bytes,9,opt,name=took,proto3" json:"took,omitempty"`
+	Build         *ImageBuild            `protobuf:"bytes,10,opt,name=build,proto3" json:"build,omitempty"` // on the last event
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BuildImageEvent) Reset() {
+	*x = BuildImageEvent{}
+	mi := &file_cove_v1_image_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BuildImageEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BuildImageEvent) ProtoMessage() {}
+
+func (x *BuildImageEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BuildImageEvent.ProtoReflect.Descriptor instead.
+func (*BuildImageEvent) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *BuildImageEvent) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *BuildImageEvent) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *BuildImageEvent) GetStep() int32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *BuildImageEvent) GetTotal() int32 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *BuildImageEvent) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *BuildImageEvent) GetLine() int32 {
+	if x != nil {
+		return x.Line
+	}
+	return 0
+}
+
+func (x *BuildImageEvent) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *BuildImageEvent) GetStderr() bool {
+	if x != nil {
+		return x.Stderr
+	}
+	return false
+}
+
+func (x *BuildImageEvent) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+func (x *BuildImageEvent) GetBuild() *ImageBuild {
+	if x != nil {
+		return x.Build
+	}
+	return nil
+}
+
+type StartBuildResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Build         *ImageBuild            `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartBuildResponse) Reset() {
+	*x = StartBuildResponse{}
+	mi := &file_cove_v1_image_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartBuildResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartBuildResponse) ProtoMessage() {}
+
+func (x *StartBuildResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartBuildResponse.ProtoReflect.Descriptor instead.
+func (*StartBuildResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *StartBuildResponse) GetBuild() *ImageBuild {
+	if x != nil {
+		return x.Build
+	}
+	return nil
+}
+
+type GetBuildRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBuildRequest) Reset() {
+	*x = GetBuildRequest{}
+	mi := &file_cove_v1_image_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBuildRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBuildRequest) ProtoMessage() {}
+
+func (x *GetBuildRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBuildRequest.ProtoReflect.Descriptor instead.
+func (*GetBuildRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *GetBuildRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type GetBuildResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Build         *ImageBuild            `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBuildResponse) Reset() {
+	*x = GetBuildResponse{}
+	mi := &file_cove_v1_image_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBuildResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBuildResponse) ProtoMessage() {}
+
+func (x *GetBuildResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBuildResponse.ProtoReflect.Descriptor instead.
+func (*GetBuildResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *GetBuildResponse) GetBuild() *ImageBuild {
+	if x != nil {
+		return x.Build
+	}
+	return nil
+}
+
+type FollowBuildRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Offset        int32                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // of the first event
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowBuildRequest) Reset() {
+	*x = FollowBuildRequest{}
+	mi := &file_cove_v1_image_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowBuildRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowBuildRequest) ProtoMessage() {}
+
+func (x *FollowBuildRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowBuildRequest.ProtoReflect.Descriptor instead.
+func (*FollowBuildRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *FollowBuildRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *FollowBuildRequest) GetOffset() int32 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+type CancelBuildRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelBuildRequest) Reset() {
+	*x = CancelBuildRequest{}
+	mi := &file_cove_v1_image_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelBuildRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelBuildRequest) ProtoMessage() {}
+
+func (x *CancelBuildRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelBuildRequest.ProtoReflect.Descriptor instead.
+func (*CancelBuildRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CancelBuildRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type CancelBuildResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Build         *ImageBuild            `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelBuildResponse) Reset() {
+	*x = CancelBuildResponse{}
+	mi := &file_cove_v1_image_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelBuildResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelBuildResponse) ProtoMessage() {}
+
+func (x *CancelBuildResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelBuildResponse.ProtoReflect.Descriptor instead.
+func (*CancelBuildResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CancelBuildResponse) GetBuild() *ImageBuild {
+	if x != nil {
+		return x.Build
+	}
+	return nil
+}
+
+type HasFilesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HasFilesRequest) Reset() {
+	*x = HasFilesRequest{}
+	mi := &file_cove_v1_image_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HasFilesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HasFilesRequest) ProtoMessage() {}
+
+func (x *HasFilesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HasFilesRequest.ProtoReflect.Descriptor instead.
+func (*HasFilesRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *HasFilesRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type HasFilesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Has           bool                   `protobuf:"varint,1,opt,name=has,proto3" json:"has,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HasFilesResponse) Reset() {
+	*x = HasFilesResponse{}
+	mi := &file_cove_v1_image_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HasFilesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HasFilesResponse) ProtoMessage() {}
+
+func (x *HasFilesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HasFilesResponse.ProtoReflect.Descriptor instead.
+func (*HasFilesResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *HasFilesResponse) GetHas() bool {
+	if x != nil {
+		return x.Has
+	}
+	return false
+}
+
+type PushImageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`           // name or id of the image
+	Reference     string                 `protobuf:"bytes,2,opt,name=reference,proto3" json:"reference,omitempty"` // where to; default: its name
+	Username      string                 `protobuf:"bytes,3,opt,name=username,proto3" json:"username,omitempty"`   // as in PullImageRequest
+	Password      string                 `protobuf:"bytes,4,opt,name=password,proto3" json:"password,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushImageRequest) Reset() {
+	*x = PushImageRequest{}
+	mi := &file_cove_v1_image_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushImageRequest) ProtoMessage() {}
+
+func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
+func (*PushImageRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PushImageRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PushImageRequest) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
+}
+
+func (x *PushImageRequest) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *PushImageRequest) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+type PushImageEvent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Step          string                 `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`           // pack, upload, done
+	Done          int64                  `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`          // bytes
+	Total         int64                  `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`        // bytes; 0 = unknown
+	Reference     string                 `protobuf:"bytes,4,opt,name=reference,proto3" json:"reference,omitempty"` // on the last event: with the digest
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushImageEvent) Reset() {
+	*x = PushImageEvent{}
+	mi := &file_cove_v1_image_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushImageEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushImageEvent) ProtoMessage() {}
+
+func (x *PushImageEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_image_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushImageEvent.ProtoReflect.Descriptor instead.
+func (*PushImageEvent) Descriptor() ([]byte, []int) {
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PushImageEvent) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *PushImageEvent) GetDone() int64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *PushImageEvent) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *PushImageEvent) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
+}
+
 type ListImagesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -309,7 +1322,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_cove_v1_image_proto_msgTypes[3]
+	mi := &file_cove_v1_image_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -321,7 +1334,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[3]
+	mi := &file_cove_v1_image_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -334,7 +1347,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{3}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{17}
 }
 
 type ListImagesResponse struct {
@@ -346,7 +1359,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_cove_v1_image_proto_msgTypes[4]
+	mi := &file_cove_v1_image_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +1371,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[4]
+	mi := &file_cove_v1_image_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +1384,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{4}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -390,7 +1403,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_cove_v1_image_proto_msgTypes[5]
+	mi := &file_cove_v1_image_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -402,7 +1415,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[5]
+	mi := &file_cove_v1_image_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -415,7 +1428,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{5}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetImageRequest) GetName() string {
@@ -434,7 +1447,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_cove_v1_image_proto_msgTypes[6]
+	mi := &file_cove_v1_image_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +1459,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[6]
+	mi := &file_cove_v1_image_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +1472,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{6}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -478,7 +1491,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_cove_v1_image_proto_msgTypes[7]
+	mi := &file_cove_v1_image_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -490,7 +1503,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[7]
+	mi := &file_cove_v1_image_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -503,7 +1516,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{7}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -521,7 +1534,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_cove_v1_image_proto_msgTypes[8]
+	mi := &file_cove_v1_image_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +1546,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[8]
+	mi := &file_cove_v1_image_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +1559,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{8}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{22}
 }
 
 type PruneImagesRequest struct {
@@ -558,7 +1571,7 @@ type PruneImagesRequest struct {
 
 func (x *PruneImagesRequest) Reset() {
 	*x = PruneImagesRequest{}
-	mi := &file_cove_v1_image_proto_msgTypes[9]
+	mi := &file_cove_v1_image_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -570,7 +1583,7 @@ func (x *PruneImagesRequest) String() string {
 func (*PruneImagesRequest) ProtoMessage() {}
 
 func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[9]
+	mi := &file_cove_v1_image_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -583,7 +1596,7 @@ func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesRequest.ProtoReflect.Descriptor instead.
 func (*PruneImagesRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{9}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PruneImagesRequest) GetDryRun() bool {
@@ -603,7 +1616,7 @@ type PruneImagesResponse struct {
 
 func (x *PruneImagesResponse) Reset() {
 	*x = PruneImagesResponse{}
-	mi := &file_cove_v1_image_proto_msgTypes[10]
+	mi := &file_cove_v1_image_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +1628,7 @@ func (x *PruneImagesResponse) String() string {
 func (*PruneImagesResponse) ProtoMessage() {}
 
 func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[10]
+	mi := &file_cove_v1_image_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +1641,7 @@ func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesResponse.ProtoReflect.Descriptor instead.
 func (*PruneImagesResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{10}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PruneImagesResponse) GetIds() []string {
@@ -656,7 +1669,7 @@ type RegistryLogin struct {
 
 func (x *RegistryLogin) Reset() {
 	*x = RegistryLogin{}
-	mi := &file_cove_v1_image_proto_msgTypes[11]
+	mi := &file_cove_v1_image_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -668,7 +1681,7 @@ func (x *RegistryLogin) String() string {
 func (*RegistryLogin) ProtoMessage() {}
 
 func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[11]
+	mi := &file_cove_v1_image_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -681,7 +1694,7 @@ func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryLogin.ProtoReflect.Descriptor instead.
 func (*RegistryLogin) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{11}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RegistryLogin) GetRegistry() string {
@@ -716,7 +1729,7 @@ type LoginRegistryRequest struct {
 
 func (x *LoginRegistryRequest) Reset() {
 	*x = LoginRegistryRequest{}
-	mi := &file_cove_v1_image_proto_msgTypes[12]
+	mi := &file_cove_v1_image_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -728,7 +1741,7 @@ func (x *LoginRegistryRequest) String() string {
 func (*LoginRegistryRequest) ProtoMessage() {}
 
 func (x *LoginRegistryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[12]
+	mi := &file_cove_v1_image_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -741,7 +1754,7 @@ func (x *LoginRegistryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoginRegistryRequest.ProtoReflect.Descriptor instead.
 func (*LoginRegistryRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{12}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LoginRegistryRequest) GetRegistry() string {
@@ -774,7 +1787,7 @@ type LoginRegistryResponse struct {
 
 func (x *LoginRegistryResponse) Reset() {
 	*x = LoginRegistryResponse{}
-	mi := &file_cove_v1_image_proto_msgTypes[13]
+	mi := &file_cove_v1_image_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -786,7 +1799,7 @@ func (x *LoginRegistryResponse) String() string {
 func (*LoginRegistryResponse) ProtoMessage() {}
 
 func (x *LoginRegistryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[13]
+	mi := &file_cove_v1_image_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -799,7 +1812,7 @@ func (x *LoginRegistryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoginRegistryResponse.ProtoReflect.Descriptor instead.
 func (*LoginRegistryResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{13}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LoginRegistryResponse) GetLogin() *RegistryLogin {
@@ -817,7 +1830,7 @@ type ListLoginsRequest struct {
 
 func (x *ListLoginsRequest) Reset() {
 	*x = ListLoginsRequest{}
-	mi := &file_cove_v1_image_proto_msgTypes[14]
+	mi := &file_cove_v1_image_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +1842,7 @@ func (x *ListLoginsRequest) String() string {
 func (*ListLoginsRequest) ProtoMessage() {}
 
 func (x *ListLoginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[14]
+	mi := &file_cove_v1_image_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +1855,7 @@ func (x *ListLoginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLoginsRequest.ProtoReflect.Descriptor instead.
 func (*ListLoginsRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{14}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{28}
 }
 
 type ListLoginsResponse struct {
@@ -854,7 +1867,7 @@ type ListLoginsResponse struct {
 
 func (x *ListLoginsResponse) Reset() {
 	*x = ListLoginsResponse{}
-	mi := &file_cove_v1_image_proto_msgTypes[15]
+	mi := &file_cove_v1_image_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -866,7 +1879,7 @@ func (x *ListLoginsResponse) String() string {
 func (*ListLoginsResponse) ProtoMessage() {}
 
 func (x *ListLoginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[15]
+	mi := &file_cove_v1_image_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -879,7 +1892,7 @@ func (x *ListLoginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLoginsResponse.ProtoReflect.Descriptor instead.
 func (*ListLoginsResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{15}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListLoginsResponse) GetLogins() []*RegistryLogin {
@@ -898,7 +1911,7 @@ type LogoutRegistryRequest struct {
 
 func (x *LogoutRegistryRequest) Reset() {
 	*x = LogoutRegistryRequest{}
-	mi := &file_cove_v1_image_proto_msgTypes[16]
+	mi := &file_cove_v1_image_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1923,7 @@ func (x *LogoutRegistryRequest) String() string {
 func (*LogoutRegistryRequest) ProtoMessage() {}
 
 func (x *LogoutRegistryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[16]
+	mi := &file_cove_v1_image_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1936,7 @@ func (x *LogoutRegistryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogoutRegistryRequest.ProtoReflect.Descriptor instead.
 func (*LogoutRegistryRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{16}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LogoutRegistryRequest) GetRegistry() string {
@@ -941,7 +1954,7 @@ type LogoutRegistryResponse struct {
 
 func (x *LogoutRegistryResponse) Reset() {
 	*x = LogoutRegistryResponse{}
-	mi := &file_cove_v1_image_proto_msgTypes[17]
+	mi := &file_cove_v1_image_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1966,7 @@ func (x *LogoutRegistryResponse) String() string {
 func (*LogoutRegistryResponse) ProtoMessage() {}
 
 func (x *LogoutRegistryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_image_proto_msgTypes[17]
+	mi := &file_cove_v1_image_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,14 +1979,14 @@ func (x *LogoutRegistryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogoutRegistryResponse.ProtoReflect.Descriptor instead.
 func (*LogoutRegistryResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_image_proto_rawDescGZIP(), []int{17}
+	return file_cove_v1_image_proto_rawDescGZIP(), []int{31}
 }
 
 var File_cove_v1_image_proto protoreflect.FileDescriptor
 
 const file_cove_v1_image_proto_rawDesc = "" +
 	"\n" +
-	"\x13cove/v1/image.proto\x12\acove.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa9\x02\n" +
+	"\x13cove/v1/image.proto\x12\acove.v1\x1a\x15cove/v1/network.proto\x1a\x15cove/v1/sandbox.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbd\x03\n" +
 	"\x05Image\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x12\x12\n" +
@@ -990,7 +2003,12 @@ const file_cove_v1_image_proto_rawDesc = "" +
 	"entrypoint\x18\n" +
 	" \x03(\tR\n" +
 	"entrypoint\x12\x10\n" +
-	"\x03cmd\x18\v \x03(\tR\x03cmd\"\xb5\x01\n" +
+	"\x03cmd\x18\v \x03(\tR\x03cmd\x122\n" +
+	"\x06labels\x18\f \x03(\v2\x1a.cove.v1.Image.LabelsEntryR\x06labels\x12#\n" +
+	"\rexposed_ports\x18\r \x03(\tR\fexposedPorts\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb5\x01\n" +
 	"\x10PullImageRequest\x12\x1c\n" +
 	"\treference\x18\x01 \x01(\tR\treference\x12\x1a\n" +
 	"\bplatform\x18\x02 \x01(\tR\bplatform\x12\x12\n" +
@@ -1002,7 +2020,99 @@ const file_cove_v1_image_proto_rawDesc = "" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +
 	"\x05total\x18\x03 \x01(\x03R\x05total\x12$\n" +
-	"\x05image\x18\x04 \x01(\v2\x0e.cove.v1.ImageR\x05image\"\x13\n" +
+	"\x05image\x18\x04 \x01(\v2\x0e.cove.v1.ImageR\x05image\"\x83\x01\n" +
+	"\tBuildStep\x12\x0e\n" +
+	"\x02op\x18\x01 \x01(\tR\x02op\x12\x12\n" +
+	"\x04args\x18\x02 \x03(\tR\x04args\x12\x14\n" +
+	"\x05files\x18\x03 \x01(\tR\x05files\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x12\x12\n" +
+	"\x04mode\x18\x05 \x01(\tR\x04mode\x12\x14\n" +
+	"\x05force\x18\x06 \x01(\bR\x05force\"\xe7\x05\n" +
+	"\x11BuildImageRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04tags\x18\x02 \x03(\tR\x04tags\x12\x16\n" +
+	"\x06shared\x18\x03 \x01(\bR\x06shared\x12\x1e\n" +
+	"\n" +
+	"dockerfile\x18\x04 \x01(\tR\n" +
+	"dockerfile\x12\x12\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\x12(\n" +
+	"\x05steps\x18\x06 \x03(\v2\x12.cove.v1.BuildStepR\x05steps\x12\x18\n" +
+	"\acontext\x18\a \x01(\tR\acontext\x12\x1f\n" +
+	"\vignore_file\x18\b \x01(\tR\n" +
+	"ignoreFile\x128\n" +
+	"\x04args\x18\t \x03(\v2$.cove.v1.BuildImageRequest.ArgsEntryR\x04args\x12\x16\n" +
+	"\x06target\x18\n" +
+	" \x01(\tR\x06target\x12V\n" +
+	"\rsecret_values\x18\v \x03(\v2,.cove.v1.BuildImageRequest.SecretValuesEntryB\x03\x80\x01\x01R\fsecretValues\x12*\n" +
+	"\anetwork\x18\f \x01(\v2\x10.cove.v1.NetworkR\anetwork\x120\n" +
+	"\tresources\x18\r \x01(\v2\x12.cove.v1.ResourcesR\tresources\x12\x19\n" +
+	"\bno_cache\x18\x0e \x01(\bR\anoCache\x123\n" +
+	"\atimeout\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12'\n" +
+	"\x0fcontext_partial\x18\x10 \x01(\bR\x0econtextPartial\x1a7\n" +
+	"\tArgsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a?\n" +
+	"\x11SecretValuesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"\x83\x03\n" +
+	"\n" +
+	"ImageBuild\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12$\n" +
+	"\x05image\x18\x04 \x01(\v2\x0e.cove.v1.ImageR\x05image\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1f\n" +
+	"\verror_class\x18\x06 \x01(\tR\n" +
+	"errorClass\x12\x1f\n" +
+	"\verror_field\x18\a \x01(\tR\n" +
+	"errorField\x12\x1d\n" +
+	"\n" +
+	"error_hint\x18\b \x01(\tR\terrorHint\x12\x14\n" +
+	"\x05steps\x18\t \x01(\x05R\x05steps\x12\x16\n" +
+	"\x06cached\x18\n" +
+	" \x01(\x05R\x06cached\x129\n" +
+	"\n" +
+	"created_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x125\n" +
+	"\bended_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\"\xab\x02\n" +
+	"\x0fBuildImageEvent\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04step\x18\x03 \x01(\x05R\x04step\x12\x14\n" +
+	"\x05total\x18\x04 \x01(\x05R\x05total\x12\x14\n" +
+	"\x05stage\x18\x05 \x01(\tR\x05stage\x12\x12\n" +
+	"\x04line\x18\x06 \x01(\x05R\x04line\x12\x12\n" +
+	"\x04text\x18\a \x01(\tR\x04text\x12\x16\n" +
+	"\x06stderr\x18\b \x01(\bR\x06stderr\x12-\n" +
+	"\x04took\x18\t \x01(\v2\x19.google.protobuf.DurationR\x04took\x12)\n" +
+	"\x05build\x18\n" +
+	" \x01(\v2\x13.cove.v1.ImageBuildR\x05build\"?\n" +
+	"\x12StartBuildResponse\x12)\n" +
+	"\x05build\x18\x01 \x01(\v2\x13.cove.v1.ImageBuildR\x05build\"!\n" +
+	"\x0fGetBuildRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"=\n" +
+	"\x10GetBuildResponse\x12)\n" +
+	"\x05build\x18\x01 \x01(\v2\x13.cove.v1.ImageBuildR\x05build\"<\n" +
+	"\x12FollowBuildRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x05R\x06offset\"$\n" +
+	"\x12CancelBuildRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"@\n" +
+	"\x13CancelBuildResponse\x12)\n" +
+	"\x05build\x18\x01 \x01(\v2\x13.cove.v1.ImageBuildR\x05build\"#\n" +
+	"\x0fHasFilesRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\"$\n" +
+	"\x10HasFilesResponse\x12\x10\n" +
+	"\x03has\x18\x01 \x01(\bR\x03has\"\x81\x01\n" +
+	"\x10PushImageRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\treference\x18\x02 \x01(\tR\treference\x12\x1a\n" +
+	"\busername\x18\x03 \x01(\tR\busername\x12\x1f\n" +
+	"\bpassword\x18\x04 \x01(\tB\x03\x80\x01\x01R\bpassword\"l\n" +
+	"\x0ePushImageEvent\x12\x12\n" +
+	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\x03R\x05total\x12\x1c\n" +
+	"\treference\x18\x04 \x01(\tR\treference\"\x13\n" +
 	"\x11ListImagesRequest\"<\n" +
 	"\x12ListImagesResponse\x12&\n" +
 	"\x06images\x18\x01 \x03(\v2\x0e.cove.v1.ImageR\x06images\"%\n" +
@@ -1034,13 +2144,21 @@ const file_cove_v1_image_proto_rawDesc = "" +
 	"\x06logins\x18\x01 \x03(\v2\x16.cove.v1.RegistryLoginR\x06logins\"3\n" +
 	"\x15LogoutRegistryRequest\x12\x1a\n" +
 	"\bregistry\x18\x01 \x01(\tR\bregistry\"\x18\n" +
-	"\x16LogoutRegistryResponse2\xb1\x04\n" +
+	"\x16LogoutRegistryResponse2\x95\b\n" +
 	"\x06Images\x12<\n" +
 	"\x04Pull\x12\x19.cove.v1.PullImageRequest\x1a\x17.cove.v1.PullImageEvent0\x01\x12D\n" +
 	"\x04List\x12\x1a.cove.v1.ListImagesRequest\x1a\x1b.cove.v1.ListImagesResponse\"\x03\x90\x02\x01\x12?\n" +
 	"\x03Get\x12\x18.cove.v1.GetImageRequest\x1a\x19.cove.v1.GetImageResponse\"\x03\x90\x02\x01\x12C\n" +
 	"\x06Remove\x12\x1b.cove.v1.RemoveImageRequest\x1a\x1c.cove.v1.RemoveImageResponse\x12B\n" +
-	"\x05Prune\x12\x1b.cove.v1.PruneImagesRequest\x1a\x1c.cove.v1.PruneImagesResponse\x12F\n" +
+	"\x05Prune\x12\x1b.cove.v1.PruneImagesRequest\x1a\x1c.cove.v1.PruneImagesResponse\x12?\n" +
+	"\x05Build\x12\x1a.cove.v1.BuildImageRequest\x1a\x18.cove.v1.BuildImageEvent0\x01\x12E\n" +
+	"\n" +
+	"StartBuild\x12\x1a.cove.v1.BuildImageRequest\x1a\x1b.cove.v1.StartBuildResponse\x12D\n" +
+	"\bGetBuild\x12\x18.cove.v1.GetBuildRequest\x1a\x19.cove.v1.GetBuildResponse\"\x03\x90\x02\x01\x12F\n" +
+	"\vFollowBuild\x12\x1b.cove.v1.FollowBuildRequest\x1a\x18.cove.v1.BuildImageEvent0\x01\x12H\n" +
+	"\vCancelBuild\x12\x1b.cove.v1.CancelBuildRequest\x1a\x1c.cove.v1.CancelBuildResponse\x12D\n" +
+	"\bHasFiles\x12\x18.cove.v1.HasFilesRequest\x1a\x19.cove.v1.HasFilesResponse\"\x03\x90\x02\x01\x12<\n" +
+	"\x04Push\x12\x19.cove.v1.PushImageRequest\x1a\x17.cove.v1.PushImageEvent0\x01\x12F\n" +
 	"\x05Login\x12\x1d.cove.v1.LoginRegistryRequest\x1a\x1e.cove.v1.LoginRegistryResponse\x12F\n" +
 	"\x06Logins\x12\x1a.cove.v1.ListLoginsRequest\x1a\x1b.cove.v1.ListLoginsResponse\"\x03\x90\x02\x01\x12I\n" +
 	"\x06Logout\x12\x1e.cove.v1.LogoutRegistryRequest\x1a\x1f.cove.v1.LogoutRegistryResponseB1Z/github.com/cove-sandbox/cove/api/cove/v1;covev1b\x06proto3"
@@ -1057,57 +2175,107 @@ func file_cove_v1_image_proto_rawDescGZIP() []byte {
 	return file_cove_v1_image_proto_rawDescData
 }
 
-var file_cove_v1_image_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_cove_v1_image_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_cove_v1_image_proto_goTypes = []any{
 	(*Image)(nil),                  // 0: cove.v1.Image
 	(*PullImageRequest)(nil),       // 1: cove.v1.PullImageRequest
 	(*PullImageEvent)(nil),         // 2: cove.v1.PullImageEvent
-	(*ListImagesRequest)(nil),      // 3: cove.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),     // 4: cove.v1.ListImagesResponse
-	(*GetImageRequest)(nil),        // 5: cove.v1.GetImageRequest
-	(*GetImageResponse)(nil),       // 6: cove.v1.GetImageResponse
-	(*RemoveImageRequest)(nil),     // 7: cove.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),    // 8: cove.v1.RemoveImageResponse
-	(*PruneImagesRequest)(nil),     // 9: cove.v1.PruneImagesRequest
-	(*PruneImagesResponse)(nil),    // 10: cove.v1.PruneImagesResponse
-	(*RegistryLogin)(nil),          // 11: cove.v1.RegistryLogin
-	(*LoginRegistryRequest)(nil),   // 12: cove.v1.LoginRegistryRequest
-	(*LoginRegistryResponse)(nil),  // 13: cove.v1.LoginRegistryResponse
-	(*ListLoginsRequest)(nil),      // 14: cove.v1.ListLoginsRequest
-	(*ListLoginsResponse)(nil),     // 15: cove.v1.ListLoginsResponse
-	(*LogoutRegistryRequest)(nil),  // 16: cove.v1.LogoutRegistryRequest
-	(*LogoutRegistryResponse)(nil), // 17: cove.v1.LogoutRegistryResponse
-	(*timestamppb.Timestamp)(nil),  // 18: google.protobuf.Timestamp
+	(*BuildStep)(nil),              // 3: cove.v1.BuildStep
+	(*BuildImageRequest)(nil),      // 4: cove.v1.BuildImageRequest
+	(*ImageBuild)(nil),             // 5: cove.v1.ImageBuild
+	(*BuildImageEvent)(nil),        // 6: cove.v1.BuildImageEvent
+	(*StartBuildResponse)(nil),     // 7: cove.v1.StartBuildResponse
+	(*GetBuildRequest)(nil),        // 8: cove.v1.GetBuildRequest
+	(*GetBuildResponse)(nil),       // 9: cove.v1.GetBuildResponse
+	(*FollowBuildRequest)(nil),     // 10: cove.v1.FollowBuildRequest
+	(*CancelBuildRequest)(nil),     // 11: cove.v1.CancelBuildRequest
+	(*CancelBuildResponse)(nil),    // 12: cove.v1.CancelBuildResponse
+	(*HasFilesRequest)(nil),        // 13: cove.v1.HasFilesRequest
+	(*HasFilesResponse)(nil),       // 14: cove.v1.HasFilesResponse
+	(*PushImageRequest)(nil),       // 15: cove.v1.PushImageRequest
+	(*PushImageEvent)(nil),         // 16: cove.v1.PushImageEvent
+	(*ListImagesRequest)(nil),      // 17: cove.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),     // 18: cove.v1.ListImagesResponse
+	(*GetImageRequest)(nil),        // 19: cove.v1.GetImageRequest
+	(*GetImageResponse)(nil),       // 20: cove.v1.GetImageResponse
+	(*RemoveImageRequest)(nil),     // 21: cove.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),    // 22: cove.v1.RemoveImageResponse
+	(*PruneImagesRequest)(nil),     // 23: cove.v1.PruneImagesRequest
+	(*PruneImagesResponse)(nil),    // 24: cove.v1.PruneImagesResponse
+	(*RegistryLogin)(nil),          // 25: cove.v1.RegistryLogin
+	(*LoginRegistryRequest)(nil),   // 26: cove.v1.LoginRegistryRequest
+	(*LoginRegistryResponse)(nil),  // 27: cove.v1.LoginRegistryResponse
+	(*ListLoginsRequest)(nil),      // 28: cove.v1.ListLoginsRequest
+	(*ListLoginsResponse)(nil),     // 29: cove.v1.ListLoginsResponse
+	(*LogoutRegistryRequest)(nil),  // 30: cove.v1.LogoutRegistryRequest
+	(*LogoutRegistryResponse)(nil), // 31: cove.v1.LogoutRegistryResponse
+	nil,                            // 32: cove.v1.Image.LabelsEntry
+	nil,                            // 33: cove.v1.BuildImageRequest.ArgsEntry
+	nil,                            // 34: cove.v1.BuildImageRequest.SecretValuesEntry
+	(*timestamppb.Timestamp)(nil),  // 35: google.protobuf.Timestamp
+	(*Network)(nil),                // 36: cove.v1.Network
+	(*Resources)(nil),              // 37: cove.v1.Resources
+	(*durationpb.Duration)(nil),    // 38: google.protobuf.Duration
 }
 var file_cove_v1_image_proto_depIdxs = []int32{
-	18, // 0: cove.v1.Image.created_at:type_name -> google.protobuf.Timestamp
-	0,  // 1: cove.v1.PullImageEvent.image:type_name -> cove.v1.Image
-	0,  // 2: cove.v1.ListImagesResponse.images:type_name -> cove.v1.Image
-	0,  // 3: cove.v1.GetImageResponse.image:type_name -> cove.v1.Image
-	18, // 4: cove.v1.RegistryLogin.updated_at:type_name -> google.protobuf.Timestamp
-	11, // 5: cove.v1.LoginRegistryResponse.login:type_name -> cove.v1.RegistryLogin
-	11, // 6: cove.v1.ListLoginsResponse.logins:type_name -> cove.v1.RegistryLogin
-	1,  // 7: cove.v1.Images.Pull:input_type -> cove.v1.PullImageRequest
-	3,  // 8: cove.v1.Images.List:input_type -> cove.v1.ListImagesRequest
-	5,  // 9: cove.v1.Images.Get:input_type -> cove.v1.GetImageRequest
-	7,  // 10: cove.v1.Images.Remove:input_type -> cove.v1.RemoveImageRequest
-	9,  // 11: cove.v1.Images.Prune:input_type -> cove.v1.PruneImagesRequest
-	12, // 12: cove.v1.Images.Login:input_type -> cove.v1.LoginRegistryRequest
-	14, // 13: cove.v1.Images.Logins:input_type -> cove.v1.ListLoginsRequest
-	16, // 14: cove.v1.Images.Logout:input_type -> cove.v1.LogoutRegistryRequest
-	2,  // 15: cove.v1.Images.Pull:output_type -> cove.v1.PullImageEvent
-	4,  // 16: cove.v1.Images.List:output_type -> cove.v1.ListImagesResponse
-	6,  // 17: cove.v1.Images.Get:output_type -> cove.v1.GetImageResponse
-	8,  // 18: cove.v1.Images.Remove:output_type -> cove.v1.RemoveImageResponse
-	10, // 19: cove.v1.Images.Prune:output_type -> cove.v1.PruneImagesResponse
-	13, // 20: cove.v1.Images.Login:output_type -> cove.v1.LoginRegistryResponse
-	15, // 21: cove.v1.Images.Logins:output_type -> cove.v1.ListLoginsResponse
-	17, // 22: cove.v1.Images.Logout:output_type -> cove.v1.LogoutRegistryResponse
-	15, // [15:23] is the sub-list for method output_type
-	7,  // [7:15] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	35, // 0: cove.v1.Image.created_at:type_name -> google.protobuf.Timestamp
+	32, // 1: cove.v1.Image.labels:type_name -> cove.v1.Image.LabelsEntry
+	0,  // 2: cove.v1.PullImageEvent.image:type_name -> cove.v1.Image
+	3,  // 3: cove.v1.BuildImageRequest.steps:type_name -> cove.v1.BuildStep
+	33, // 4: cove.v1.BuildImageRequest.args:type_name -> cove.v1.BuildImageRequest.ArgsEntry
+	34, // 5: cove.v1.BuildImageRequest.secret_values:type_name -> cove.v1.BuildImageRequest.SecretValuesEntry
+	36, // 6: cove.v1.BuildImageRequest.network:type_name -> cove.v1.Network
+	37, // 7: cove.v1.BuildImageRequest.resources:type_name -> cove.v1.Resources
+	38, // 8: cove.v1.BuildImageRequest.timeout:type_name -> google.protobuf.Duration
+	0,  // 9: cove.v1.ImageBuild.image:type_name -> cove.v1.Image
+	35, // 10: cove.v1.ImageBuild.created_at:type_name -> google.protobuf.Timestamp
+	35, // 11: cove.v1.ImageBuild.ended_at:type_name -> google.protobuf.Timestamp
+	35, // 12: cove.v1.BuildImageEvent.at:type_name -> google.protobuf.Timestamp
+	38, // 13: cove.v1.BuildImageEvent.took:type_name -> google.protobuf.Duration
+	5,  // 14: cove.v1.BuildImageEvent.build:type_name -> cove.v1.ImageBuild
+	5,  // 15: cove.v1.StartBuildResponse.build:type_name -> cove.v1.ImageBuild
+	5,  // 16: cove.v1.GetBuildResponse.build:type_name -> cove.v1.ImageBuild
+	5,  // 17: cove.v1.CancelBuildResponse.build:type_name -> cove.v1.ImageBuild
+	0,  // 18: cove.v1.ListImagesResponse.images:type_name -> cove.v1.Image
+	0,  // 19: cove.v1.GetImageResponse.image:type_name -> cove.v1.Image
+	35, // 20: cove.v1.RegistryLogin.updated_at:type_name -> google.protobuf.Timestamp
+	25, // 21: cove.v1.LoginRegistryResponse.login:type_name -> cove.v1.RegistryLogin
+	25, // 22: cove.v1.ListLoginsResponse.logins:type_name -> cove.v1.RegistryLogin
+	1,  // 23: cove.v1.Images.Pull:input_type -> cove.v1.PullImageRequest
+	17, // 24: cove.v1.Images.List:input_type -> cove.v1.ListImagesRequest
+	19, // 25: cove.v1.Images.Get:input_type -> cove.v1.GetImageRequest
+	21, // 26: cove.v1.Images.Remove:input_type -> cove.v1.RemoveImageRequest
+	23, // 27: cove.v1.Images.Prune:input_type -> cove.v1.PruneImagesRequest
+	4,  // 28: cove.v1.Images.Build:input_type -> cove.v1.BuildImageRequest
+	4,  // 29: cove.v1.Images.StartBuild:input_type -> cove.v1.BuildImageRequest
+	8,  // 30: cove.v1.Images.GetBuild:input_type -> cove.v1.GetBuildRequest
+	10, // 31: cove.v1.Images.FollowBuild:input_type -> cove.v1.FollowBuildRequest
+	11, // 32: cove.v1.Images.CancelBuild:input_type -> cove.v1.CancelBuildRequest
+	13, // 33: cove.v1.Images.HasFiles:input_type -> cove.v1.HasFilesRequest
+	15, // 34: cove.v1.Images.Push:input_type -> cove.v1.PushImageRequest
+	26, // 35: cove.v1.Images.Login:input_type -> cove.v1.LoginRegistryRequest
+	28, // 36: cove.v1.Images.Logins:input_type -> cove.v1.ListLoginsRequest
+	30, // 37: cove.v1.Images.Logout:input_type -> cove.v1.LogoutRegistryRequest
+	2,  // 38: cove.v1.Images.Pull:output_type -> cove.v1.PullImageEvent
+	18, // 39: cove.v1.Images.List:output_type -> cove.v1.ListImagesResponse
+	20, // 40: cove.v1.Images.Get:output_type -> cove.v1.GetImageResponse
+	22, // 41: cove.v1.Images.Remove:output_type -> cove.v1.RemoveImageResponse
+	24, // 42: cove.v1.Images.Prune:output_type -> cove.v1.PruneImagesResponse
+	6,  // 43: cove.v1.Images.Build:output_type -> cove.v1.BuildImageEvent
+	7,  // 44: cove.v1.Images.StartBuild:output_type -> cove.v1.StartBuildResponse
+	9,  // 45: cove.v1.Images.GetBuild:output_type -> cove.v1.GetBuildResponse
+	6,  // 46: cove.v1.Images.FollowBuild:output_type -> cove.v1.BuildImageEvent
+	12, // 47: cove.v1.Images.CancelBuild:output_type -> cove.v1.CancelBuildResponse
+	14, // 48: cove.v1.Images.HasFiles:output_type -> cove.v1.HasFilesResponse
+	16, // 49: cove.v1.Images.Push:output_type -> cove.v1.PushImageEvent
+	27, // 50: cove.v1.Images.Login:output_type -> cove.v1.LoginRegistryResponse
+	29, // 51: cove.v1.Images.Logins:output_type -> cove.v1.ListLoginsResponse
+	31, // 52: cove.v1.Images.Logout:output_type -> cove.v1.LogoutRegistryResponse
+	38, // [38:53] is the sub-list for method output_type
+	23, // [23:38] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_image_proto_init() }
@@ -1115,13 +2283,15 @@ func file_cove_v1_image_proto_init() {
 	if File_cove_v1_image_proto != nil {
 		return
 	}
+	file_cove_v1_network_proto_init()
+	file_cove_v1_sandbox_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_image_proto_rawDesc), len(file_cove_v1_image_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

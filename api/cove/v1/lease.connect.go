@@ -49,8 +49,8 @@ type LeasesClient interface {
 	Create(context.Context, *connect.Request[CreateLeaseRequest]) (*connect.Response[CreateLeaseResponse], error)
 	// Heartbeat lets a lease live for its ttl from now on.
 	Heartbeat(context.Context, *connect.Request[HeartbeatRequest]) (*connect.Response[HeartbeatResponse], error)
-	// End ends a lease and its sandboxes, and returns when they are gone. Ending
-	// one that is not there is no error.
+	// End ends a lease and its sandboxes, with cause client_ended, and returns when
+	// they are gone. Ending one that is not there is no error.
 	End(context.Context, *connect.Request[EndLeaseRequest]) (*connect.Response[EndLeaseResponse], error)
 	Get(context.Context, *connect.Request[GetLeaseRequest]) (*connect.Response[GetLeaseResponse], error)
 	List(context.Context, *connect.Request[ListLeasesRequest]) (*connect.Response[ListLeasesResponse], error)
@@ -141,8 +141,8 @@ type LeasesHandler interface {
 	Create(context.Context, *connect.Request[CreateLeaseRequest]) (*connect.Response[CreateLeaseResponse], error)
 	// Heartbeat lets a lease live for its ttl from now on.
 	Heartbeat(context.Context, *connect.Request[HeartbeatRequest]) (*connect.Response[HeartbeatResponse], error)
-	// End ends a lease and its sandboxes, and returns when they are gone. Ending
-	// one that is not there is no error.
+	// End ends a lease and its sandboxes, with cause client_ended, and returns when
+	// they are gone. Ending one that is not there is no error.
 	End(context.Context, *connect.Request[EndLeaseRequest]) (*connect.Response[EndLeaseResponse], error)
 	Get(context.Context, *connect.Request[GetLeaseRequest]) (*connect.Response[GetLeaseResponse], error)
 	List(context.Context, *connect.Request[ListLeasesRequest]) (*connect.Response[ListLeasesResponse], error)

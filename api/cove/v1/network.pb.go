@@ -28,11 +28,12 @@ type Network struct {
 	// "none": nothing. "public": the internet, nothing private, of the host or of
 	// other sandboxes. "rules": only what rules allow. Unset: "rules" with rules,
 	// else the server's default.
-	Mode          string         `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	Rules         []*NetworkRule `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"` // their order does not matter
-	Limits        *NetworkLimits `protobuf:"bytes,3,opt,name=limits,proto3" json:"limits,omitempty"`
-	Record        *NetworkRecord `protobuf:"bytes,4,opt,name=record,proto3" json:"record,omitempty"` // record all HTTP and HTTPS; unset: do not
-	Replay        *NetworkReplay `protobuf:"bytes,5,opt,name=replay,proto3" json:"replay,omitempty"` // answer all HTTP and HTTPS out of a recording; nothing leaves, mode is "none"
+	Mode          string           `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	Rules         []*NetworkRule   `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"` // their order does not matter
+	Limits        *NetworkLimits   `protobuf:"bytes,3,opt,name=limits,proto3" json:"limits,omitempty"`
+	Record        *NetworkRecord   `protobuf:"bytes,4,opt,name=record,proto3" json:"record,omitempty"`   // record all HTTP and HTTPS; unset: do not
+	Headers       []*NetworkHeader `protobuf:"bytes,6,rep,name=headers,proto3" json:"headers,omitempty"` // that requests leave with, over what the client set
+	Replay        *NetworkReplay   `protobuf:"bytes,5,opt,name=replay,proto3" json:"replay,omitempty"`   // answer all HTTP and HTTPS out of a recording; nothing leaves, mode is "none"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -91,6 +92,13 @@ func (x *Network) GetLimits() *NetworkLimits {
 func (x *Network) GetRecord() *NetworkRecord {
 	if x != nil {
 		return x.Record
+	}
+	return nil
+}
+
+func (x *Network) GetHeaders() []*NetworkHeader {
+	if x != nil {
+		return x.Headers
 	}
 	return nil
 }
@@ -462,6 +470,68 @@ func (x *NetworkRule) GetProtocol() string {
 	return ""
 }
 
+// NetworkHeader is put into every request to a domain, over TLS too. It is no
+// secret; see Secrets for what is.
+type NetworkHeader struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Domain        string                 `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"` // "api.example.com", or "*.example.com" for every name below
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkHeader) Reset() {
+	*x = NetworkHeader{}
+	mi := &file_cove_v1_network_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkHeader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkHeader) ProtoMessage() {}
+
+func (x *NetworkHeader) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_network_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkHeader.ProtoReflect.Descriptor instead.
+func (*NetworkHeader) Descriptor() ([]byte, []int) {
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *NetworkHeader) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *NetworkHeader) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NetworkHeader) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 type PortRange struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	From          uint32                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
@@ -472,7 +542,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_cove_v1_network_proto_msgTypes[6]
+	mi := &file_cove_v1_network_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -484,7 +554,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[6]
+	mi := &file_cove_v1_network_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -497,7 +567,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{6}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PortRange) GetFrom() uint32 {
@@ -524,7 +594,7 @@ type NetworkLimits struct {
 
 func (x *NetworkLimits) Reset() {
 	*x = NetworkLimits{}
-	mi := &file_cove_v1_network_proto_msgTypes[7]
+	mi := &file_cove_v1_network_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +606,7 @@ func (x *NetworkLimits) String() string {
 func (*NetworkLimits) ProtoMessage() {}
 
 func (x *NetworkLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[7]
+	mi := &file_cove_v1_network_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +619,7 @@ func (x *NetworkLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkLimits.ProtoReflect.Descriptor instead.
 func (*NetworkLimits) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{7}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NetworkLimits) GetBytesPerSecond() int64 {
@@ -576,7 +646,7 @@ type SetNetworkRequest struct {
 
 func (x *SetNetworkRequest) Reset() {
 	*x = SetNetworkRequest{}
-	mi := &file_cove_v1_network_proto_msgTypes[8]
+	mi := &file_cove_v1_network_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -588,7 +658,7 @@ func (x *SetNetworkRequest) String() string {
 func (*SetNetworkRequest) ProtoMessage() {}
 
 func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[8]
+	mi := &file_cove_v1_network_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -601,7 +671,7 @@ func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{8}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SetNetworkRequest) GetId() string {
@@ -628,7 +698,7 @@ type SetNetworkResponse struct {
 
 func (x *SetNetworkResponse) Reset() {
 	*x = SetNetworkResponse{}
-	mi := &file_cove_v1_network_proto_msgTypes[9]
+	mi := &file_cove_v1_network_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +710,7 @@ func (x *SetNetworkResponse) String() string {
 func (*SetNetworkResponse) ProtoMessage() {}
 
 func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[9]
+	mi := &file_cove_v1_network_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +723,7 @@ func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*SetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{9}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SetNetworkResponse) GetGeneration() int64 {
@@ -680,7 +750,7 @@ type GetNetworkRequest struct {
 
 func (x *GetNetworkRequest) Reset() {
 	*x = GetNetworkRequest{}
-	mi := &file_cove_v1_network_proto_msgTypes[10]
+	mi := &file_cove_v1_network_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -692,7 +762,7 @@ func (x *GetNetworkRequest) String() string {
 func (*GetNetworkRequest) ProtoMessage() {}
 
 func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[10]
+	mi := &file_cove_v1_network_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -705,7 +775,7 @@ func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{10}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetNetworkRequest) GetId() string {
@@ -737,7 +807,7 @@ type GetNetworkResponse struct {
 
 func (x *GetNetworkResponse) Reset() {
 	*x = GetNetworkResponse{}
-	mi := &file_cove_v1_network_proto_msgTypes[11]
+	mi := &file_cove_v1_network_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +819,7 @@ func (x *GetNetworkResponse) String() string {
 func (*GetNetworkResponse) ProtoMessage() {}
 
 func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[11]
+	mi := &file_cove_v1_network_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +832,7 @@ func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*GetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{11}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetNetworkResponse) GetNetwork() *Network {
@@ -834,7 +904,7 @@ type NetworkFlow struct {
 
 func (x *NetworkFlow) Reset() {
 	*x = NetworkFlow{}
-	mi := &file_cove_v1_network_proto_msgTypes[12]
+	mi := &file_cove_v1_network_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +916,7 @@ func (x *NetworkFlow) String() string {
 func (*NetworkFlow) ProtoMessage() {}
 
 func (x *NetworkFlow) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_network_proto_msgTypes[12]
+	mi := &file_cove_v1_network_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +929,7 @@ func (x *NetworkFlow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkFlow.ProtoReflect.Descriptor instead.
 func (*NetworkFlow) Descriptor() ([]byte, []int) {
-	return file_cove_v1_network_proto_rawDescGZIP(), []int{12}
+	return file_cove_v1_network_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NetworkFlow) GetStart() *timestamppb.Timestamp {
@@ -943,12 +1013,13 @@ var File_cove_v1_network_proto protoreflect.FileDescriptor
 
 const file_cove_v1_network_proto_rawDesc = "" +
 	"\n" +
-	"\x15cove/v1/network.proto\x12\acove.v1\x1a\x17cove/v1/recording.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd9\x01\n" +
+	"\x15cove/v1/network.proto\x12\acove.v1\x1a\x17cove/v1/recording.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8b\x02\n" +
 	"\aNetwork\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12*\n" +
 	"\x05rules\x18\x02 \x03(\v2\x14.cove.v1.NetworkRuleR\x05rules\x12.\n" +
 	"\x06limits\x18\x03 \x01(\v2\x16.cove.v1.NetworkLimitsR\x06limits\x12.\n" +
-	"\x06record\x18\x04 \x01(\v2\x16.cove.v1.NetworkRecordR\x06record\x12.\n" +
+	"\x06record\x18\x04 \x01(\v2\x16.cove.v1.NetworkRecordR\x06record\x120\n" +
+	"\aheaders\x18\x06 \x03(\v2\x16.cove.v1.NetworkHeaderR\aheaders\x12.\n" +
 	"\x06replay\x18\x05 \x01(\v2\x16.cove.v1.NetworkReplayR\x06replay\"3\n" +
 	"\rNetworkRecord\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -979,7 +1050,11 @@ const file_cove_v1_network_proto_rawDesc = "" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x16\n" +
 	"\x06domain\x18\x03 \x01(\tR\x06domain\x12(\n" +
 	"\x05ports\x18\x04 \x03(\v2\x12.cove.v1.PortRangeR\x05ports\x12\x1a\n" +
-	"\bprotocol\x18\x05 \x01(\tR\bprotocol\"/\n" +
+	"\bprotocol\x18\x05 \x01(\tR\bprotocol\"Q\n" +
+	"\rNetworkHeader\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value\"/\n" +
 	"\tPortRange\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\rR\x02to\"[\n" +
@@ -1033,7 +1108,7 @@ func file_cove_v1_network_proto_rawDescGZIP() []byte {
 	return file_cove_v1_network_proto_rawDescData
 }
 
-var file_cove_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_cove_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_cove_v1_network_proto_goTypes = []any{
 	(*Network)(nil),               // 0: cove.v1.Network
 	(*NetworkRecord)(nil),         // 1: cove.v1.NetworkRecord
@@ -1041,37 +1116,39 @@ var file_cove_v1_network_proto_goTypes = []any{
 	(*ReplayStatus)(nil),          // 3: cove.v1.ReplayStatus
 	(*ReplayMiss)(nil),            // 4: cove.v1.ReplayMiss
 	(*NetworkRule)(nil),           // 5: cove.v1.NetworkRule
-	(*PortRange)(nil),             // 6: cove.v1.PortRange
-	(*NetworkLimits)(nil),         // 7: cove.v1.NetworkLimits
-	(*SetNetworkRequest)(nil),     // 8: cove.v1.SetNetworkRequest
-	(*SetNetworkResponse)(nil),    // 9: cove.v1.SetNetworkResponse
-	(*GetNetworkRequest)(nil),     // 10: cove.v1.GetNetworkRequest
-	(*GetNetworkResponse)(nil),    // 11: cove.v1.GetNetworkResponse
-	(*NetworkFlow)(nil),           // 12: cove.v1.NetworkFlow
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
-	(*Recording)(nil),             // 14: cove.v1.Recording
+	(*NetworkHeader)(nil),         // 6: cove.v1.NetworkHeader
+	(*PortRange)(nil),             // 7: cove.v1.PortRange
+	(*NetworkLimits)(nil),         // 8: cove.v1.NetworkLimits
+	(*SetNetworkRequest)(nil),     // 9: cove.v1.SetNetworkRequest
+	(*SetNetworkResponse)(nil),    // 10: cove.v1.SetNetworkResponse
+	(*GetNetworkRequest)(nil),     // 11: cove.v1.GetNetworkRequest
+	(*GetNetworkResponse)(nil),    // 12: cove.v1.GetNetworkResponse
+	(*NetworkFlow)(nil),           // 13: cove.v1.NetworkFlow
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*Recording)(nil),             // 15: cove.v1.Recording
 }
 var file_cove_v1_network_proto_depIdxs = []int32{
 	5,  // 0: cove.v1.Network.rules:type_name -> cove.v1.NetworkRule
-	7,  // 1: cove.v1.Network.limits:type_name -> cove.v1.NetworkLimits
+	8,  // 1: cove.v1.Network.limits:type_name -> cove.v1.NetworkLimits
 	1,  // 2: cove.v1.Network.record:type_name -> cove.v1.NetworkRecord
-	2,  // 3: cove.v1.Network.replay:type_name -> cove.v1.NetworkReplay
-	4,  // 4: cove.v1.ReplayStatus.misses:type_name -> cove.v1.ReplayMiss
-	13, // 5: cove.v1.ReplayMiss.at:type_name -> google.protobuf.Timestamp
-	6,  // 6: cove.v1.NetworkRule.ports:type_name -> cove.v1.PortRange
-	0,  // 7: cove.v1.SetNetworkRequest.network:type_name -> cove.v1.Network
-	0,  // 8: cove.v1.SetNetworkResponse.network:type_name -> cove.v1.Network
-	0,  // 9: cove.v1.GetNetworkResponse.network:type_name -> cove.v1.Network
-	12, // 10: cove.v1.GetNetworkResponse.flows:type_name -> cove.v1.NetworkFlow
-	14, // 11: cove.v1.GetNetworkResponse.recording:type_name -> cove.v1.Recording
-	3,  // 12: cove.v1.GetNetworkResponse.replay:type_name -> cove.v1.ReplayStatus
-	13, // 13: cove.v1.NetworkFlow.start:type_name -> google.protobuf.Timestamp
-	13, // 14: cove.v1.NetworkFlow.end:type_name -> google.protobuf.Timestamp
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	6,  // 3: cove.v1.Network.headers:type_name -> cove.v1.NetworkHeader
+	2,  // 4: cove.v1.Network.replay:type_name -> cove.v1.NetworkReplay
+	4,  // 5: cove.v1.ReplayStatus.misses:type_name -> cove.v1.ReplayMiss
+	14, // 6: cove.v1.ReplayMiss.at:type_name -> google.protobuf.Timestamp
+	7,  // 7: cove.v1.NetworkRule.ports:type_name -> cove.v1.PortRange
+	0,  // 8: cove.v1.SetNetworkRequest.network:type_name -> cove.v1.Network
+	0,  // 9: cove.v1.SetNetworkResponse.network:type_name -> cove.v1.Network
+	0,  // 10: cove.v1.GetNetworkResponse.network:type_name -> cove.v1.Network
+	13, // 11: cove.v1.GetNetworkResponse.flows:type_name -> cove.v1.NetworkFlow
+	15, // 12: cove.v1.GetNetworkResponse.recording:type_name -> cove.v1.Recording
+	3,  // 13: cove.v1.GetNetworkResponse.replay:type_name -> cove.v1.ReplayStatus
+	14, // 14: cove.v1.NetworkFlow.start:type_name -> google.protobuf.Timestamp
+	14, // 15: cove.v1.NetworkFlow.end:type_name -> google.protobuf.Timestamp
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_network_proto_init() }
@@ -1086,7 +1163,7 @@ func file_cove_v1_network_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_network_proto_rawDesc), len(file_cove_v1_network_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

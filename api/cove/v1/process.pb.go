@@ -559,6 +559,10 @@ type ProcessEnd struct {
 	End         *End                   `protobuf:"bytes,1,opt,name=end,proto3" json:"end,omitempty"`
 	OutputBytes int64                  `protobuf:"varint,2,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"`
 	Duration    *durationpb.Duration   `protobuf:"bytes,3,opt,name=duration,proto3" json:"duration,omitempty"`
+	// Processor time of the sandbox while it ran, where nothing else was run beside
+	// it, else of its own processes (to 10 ms). 0 = not measured.
+	CpuTime    *durationpb.Duration `protobuf:"bytes,40,opt,name=cpu_time,json=cpuTime,proto3" json:"cpu_time,omitempty"`
+	PeakMemory int64                `protobuf:"varint,41,opt,name=peak_memory,json=peakMemory,proto3" json:"peak_memory,omitempty"` // bytes, of its largest process; 0 = not measured
 	// What the network policy denied the sandbox, whichever process tried, while
 	// the stream that ends with this followed the process. Informative.
 	EgressDenied int64 `protobuf:"varint,20,opt,name=egress_denied,json=egressDenied,proto3" json:"egress_denied,omitempty"`
@@ -619,6 +623,20 @@ func (x *ProcessEnd) GetDuration() *durationpb.Duration {
 	return nil
 }
 
+func (x *ProcessEnd) GetCpuTime() *durationpb.Duration {
+	if x != nil {
+		return x.CpuTime
+	}
+	return nil
+}
+
+func (x *ProcessEnd) GetPeakMemory() int64 {
+	if x != nil {
+		return x.PeakMemory
+	}
+	return 0
+}
+
 func (x *ProcessEnd) GetEgressDenied() int64 {
 	if x != nil {
 		return x.EgressDenied
@@ -642,6 +660,7 @@ type ProcessEvent struct {
 	//	*ProcessEvent_Lost
 	//	*ProcessEvent_End
 	//	*ProcessEvent_KeepAlive
+	//	*ProcessEvent_Standby
 	Event         isProcessEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -729,6 +748,15 @@ func (x *ProcessEvent) GetKeepAlive() *KeepAlive {
 	return nil
 }
 
+func (x *ProcessEvent) GetStandby() *ProcessStandby {
+	if x != nil {
+		if x, ok := x.Event.(*ProcessEvent_Standby); ok {
+			return x.Standby
+		}
+	}
+	return nil
+}
+
 type isProcessEvent_Event interface {
 	isProcessEvent_Event()
 }
@@ -753,6 +781,10 @@ type ProcessEvent_KeepAlive struct {
 	KeepAlive *KeepAlive `protobuf:"bytes,5,opt,name=keep_alive,json=keepAlive,proto3,oneof"` // sent on quiet streams so that a dead peer is noticed
 }
 
+type ProcessEvent_Standby struct {
+	Standby *ProcessStandby `protobuf:"bytes,6,opt,name=standby,proto3,oneof"`
+}
+
 func (*ProcessEvent_Started) isProcessEvent_Event() {}
 
 func (*ProcessEvent_Output) isProcessEvent_Event() {}
@@ -763,6 +795,55 @@ func (*ProcessEvent_End) isProcessEvent_Event() {}
 
 func (*ProcessEvent_KeepAlive) isProcessEvent_Event() {}
 
+func (*ProcessEvent_Standby) isProcessEvent_Event() {}
+
+// ProcessStandby says that the sandbox was paused, or woke. Paused, the process
+// stands still, its timeout too, and nothing more comes until something wakes the
+// sandbox: Resume, or any call to it, an Attach to this process among them.
+type ProcessStandby struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Standby       string                 `protobuf:"bytes,1,opt,name=standby,proto3" json:"standby,omitempty"` // as of Sandbox: "hot", "cold", or "" once it runs again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProcessStandby) Reset() {
+	*x = ProcessStandby{}
+	mi := &file_cove_v1_process_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProcessStandby) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProcessStandby) ProtoMessage() {}
+
+func (x *ProcessStandby) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_process_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProcessStandby.ProtoReflect.Descriptor instead.
+func (*ProcessStandby) Descriptor() ([]byte, []int) {
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ProcessStandby) GetStandby() string {
+	if x != nil {
+		return x.Standby
+	}
+	return ""
+}
+
 type KeepAlive struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -771,7 +852,7 @@ type KeepAlive struct {
 
 func (x *KeepAlive) Reset() {
 	*x = KeepAlive{}
-	mi := &file_cove_v1_process_proto_msgTypes[9]
+	mi := &file_cove_v1_process_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +864,7 @@ func (x *KeepAlive) String() string {
 func (*KeepAlive) ProtoMessage() {}
 
 func (x *KeepAlive) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[9]
+	mi := &file_cove_v1_process_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +877,7 @@ func (x *KeepAlive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepAlive.ProtoReflect.Descriptor instead.
 func (*KeepAlive) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{9}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{10}
 }
 
 type SendInputRequest struct {
@@ -810,7 +891,7 @@ type SendInputRequest struct {
 
 func (x *SendInputRequest) Reset() {
 	*x = SendInputRequest{}
-	mi := &file_cove_v1_process_proto_msgTypes[10]
+	mi := &file_cove_v1_process_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +903,7 @@ func (x *SendInputRequest) String() string {
 func (*SendInputRequest) ProtoMessage() {}
 
 func (x *SendInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[10]
+	mi := &file_cove_v1_process_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +916,7 @@ func (x *SendInputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendInputRequest.ProtoReflect.Descriptor instead.
 func (*SendInputRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{10}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SendInputRequest) GetSandboxId() string {
@@ -867,7 +948,7 @@ type SendInputResponse struct {
 
 func (x *SendInputResponse) Reset() {
 	*x = SendInputResponse{}
-	mi := &file_cove_v1_process_proto_msgTypes[11]
+	mi := &file_cove_v1_process_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +960,7 @@ func (x *SendInputResponse) String() string {
 func (*SendInputResponse) ProtoMessage() {}
 
 func (x *SendInputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[11]
+	mi := &file_cove_v1_process_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +973,7 @@ func (x *SendInputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendInputResponse.ProtoReflect.Descriptor instead.
 func (*SendInputResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{11}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{12}
 }
 
 type CloseInputRequest struct {
@@ -905,7 +986,7 @@ type CloseInputRequest struct {
 
 func (x *CloseInputRequest) Reset() {
 	*x = CloseInputRequest{}
-	mi := &file_cove_v1_process_proto_msgTypes[12]
+	mi := &file_cove_v1_process_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +998,7 @@ func (x *CloseInputRequest) String() string {
 func (*CloseInputRequest) ProtoMessage() {}
 
 func (x *CloseInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[12]
+	mi := &file_cove_v1_process_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1011,7 @@ func (x *CloseInputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseInputRequest.ProtoReflect.Descriptor instead.
 func (*CloseInputRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{12}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CloseInputRequest) GetSandboxId() string {
@@ -955,7 +1036,7 @@ type CloseInputResponse struct {
 
 func (x *CloseInputResponse) Reset() {
 	*x = CloseInputResponse{}
-	mi := &file_cove_v1_process_proto_msgTypes[13]
+	mi := &file_cove_v1_process_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -967,7 +1048,7 @@ func (x *CloseInputResponse) String() string {
 func (*CloseInputResponse) ProtoMessage() {}
 
 func (x *CloseInputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[13]
+	mi := &file_cove_v1_process_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -980,7 +1061,7 @@ func (x *CloseInputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseInputResponse.ProtoReflect.Descriptor instead.
 func (*CloseInputResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{13}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{14}
 }
 
 type SignalRequest struct {
@@ -995,7 +1076,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_cove_v1_process_proto_msgTypes[14]
+	mi := &file_cove_v1_process_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1088,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[14]
+	mi := &file_cove_v1_process_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1101,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{14}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SignalRequest) GetSandboxId() string {
@@ -1059,7 +1140,7 @@ type SignalResponse struct {
 
 func (x *SignalResponse) Reset() {
 	*x = SignalResponse{}
-	mi := &file_cove_v1_process_proto_msgTypes[15]
+	mi := &file_cove_v1_process_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1152,7 @@ func (x *SignalResponse) String() string {
 func (*SignalResponse) ProtoMessage() {}
 
 func (x *SignalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[15]
+	mi := &file_cove_v1_process_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1165,7 @@ func (x *SignalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalResponse.ProtoReflect.Descriptor instead.
 func (*SignalResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{15}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{16}
 }
 
 type ResizeRequest struct {
@@ -1098,7 +1179,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_cove_v1_process_proto_msgTypes[16]
+	mi := &file_cove_v1_process_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1110,7 +1191,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[16]
+	mi := &file_cove_v1_process_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1123,7 +1204,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{16}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ResizeRequest) GetSandboxId() string {
@@ -1155,7 +1236,7 @@ type ResizeResponse struct {
 
 func (x *ResizeResponse) Reset() {
 	*x = ResizeResponse{}
-	mi := &file_cove_v1_process_proto_msgTypes[17]
+	mi := &file_cove_v1_process_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1248,7 @@ func (x *ResizeResponse) String() string {
 func (*ResizeResponse) ProtoMessage() {}
 
 func (x *ResizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[17]
+	mi := &file_cove_v1_process_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1261,7 @@ func (x *ResizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{17}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{18}
 }
 
 type ListProcessesRequest struct {
@@ -1192,7 +1273,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_cove_v1_process_proto_msgTypes[18]
+	mi := &file_cove_v1_process_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +1285,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[18]
+	mi := &file_cove_v1_process_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +1298,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{18}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListProcessesRequest) GetSandboxId() string {
@@ -1243,7 +1324,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_cove_v1_process_proto_msgTypes[19]
+	mi := &file_cove_v1_process_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1336,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[19]
+	mi := &file_cove_v1_process_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1349,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{19}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Process) GetExecId() string {
@@ -1342,7 +1423,7 @@ type Task struct {
 
 func (x *Task) Reset() {
 	*x = Task{}
-	mi := &file_cove_v1_process_proto_msgTypes[20]
+	mi := &file_cove_v1_process_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1354,7 +1435,7 @@ func (x *Task) String() string {
 func (*Task) ProtoMessage() {}
 
 func (x *Task) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[20]
+	mi := &file_cove_v1_process_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1367,7 +1448,7 @@ func (x *Task) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Task.ProtoReflect.Descriptor instead.
 func (*Task) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{20}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Task) GetPid() int32 {
@@ -1422,7 +1503,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_cove_v1_process_proto_msgTypes[21]
+	mi := &file_cove_v1_process_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1515,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[21]
+	mi := &file_cove_v1_process_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1528,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{21}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*Process {
@@ -1475,7 +1556,7 @@ type WaitProcessRequest struct {
 
 func (x *WaitProcessRequest) Reset() {
 	*x = WaitProcessRequest{}
-	mi := &file_cove_v1_process_proto_msgTypes[22]
+	mi := &file_cove_v1_process_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1568,7 @@ func (x *WaitProcessRequest) String() string {
 func (*WaitProcessRequest) ProtoMessage() {}
 
 func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[22]
+	mi := &file_cove_v1_process_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1581,7 @@ func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessRequest.ProtoReflect.Descriptor instead.
 func (*WaitProcessRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{22}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WaitProcessRequest) GetSandboxId() string {
@@ -1533,7 +1614,7 @@ type WaitProcessResponse struct {
 
 func (x *WaitProcessResponse) Reset() {
 	*x = WaitProcessResponse{}
-	mi := &file_cove_v1_process_proto_msgTypes[23]
+	mi := &file_cove_v1_process_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1545,7 +1626,7 @@ func (x *WaitProcessResponse) String() string {
 func (*WaitProcessResponse) ProtoMessage() {}
 
 func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_process_proto_msgTypes[23]
+	mi := &file_cove_v1_process_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1558,7 +1639,7 @@ func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessResponse.ProtoReflect.Descriptor instead.
 func (*WaitProcessResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_process_proto_rawDescGZIP(), []int{23}
+	return file_cove_v1_process_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WaitProcessResponse) GetEnd() *ProcessEnd {
@@ -1613,22 +1694,28 @@ const file_cove_v1_process_proto_rawDesc = "" +
 	"\x04data\x18\x03 \x01(\fR\x04data\"1\n" +
 	"\vProcessLost\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\x03R\x04from\x12\x0e\n" +
-	"\x02to\x18\x02 \x01(\x03R\x02to\"\xd0\x01\n" +
+	"\x02to\x18\x02 \x01(\x03R\x02to\"\xa7\x02\n" +
 	"\n" +
 	"ProcessEnd\x12\x1e\n" +
 	"\x03end\x18\x01 \x01(\v2\f.cove.v1.EndR\x03end\x12!\n" +
 	"\foutput_bytes\x18\x02 \x01(\x03R\voutputBytes\x125\n" +
-	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12#\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x124\n" +
+	"\bcpu_time\x18( \x01(\v2\x19.google.protobuf.DurationR\acpuTime\x12\x1f\n" +
+	"\vpeak_memory\x18) \x01(\x03R\n" +
+	"peakMemory\x12#\n" +
 	"\regress_denied\x18\x14 \x01(\x03R\fegressDenied\x12#\n" +
-	"\rreplay_missed\x18\x15 \x01(\x03R\freplayMissed\"\x88\x02\n" +
+	"\rreplay_missed\x18\x15 \x01(\x03R\freplayMissed\"\xbd\x02\n" +
 	"\fProcessEvent\x123\n" +
 	"\astarted\x18\x01 \x01(\v2\x17.cove.v1.ProcessStartedH\x00R\astarted\x120\n" +
 	"\x06output\x18\x02 \x01(\v2\x16.cove.v1.ProcessOutputH\x00R\x06output\x12*\n" +
 	"\x04lost\x18\x03 \x01(\v2\x14.cove.v1.ProcessLostH\x00R\x04lost\x12'\n" +
 	"\x03end\x18\x04 \x01(\v2\x13.cove.v1.ProcessEndH\x00R\x03end\x123\n" +
 	"\n" +
-	"keep_alive\x18\x05 \x01(\v2\x12.cove.v1.KeepAliveH\x00R\tkeepAliveB\a\n" +
-	"\x05event\"\v\n" +
+	"keep_alive\x18\x05 \x01(\v2\x12.cove.v1.KeepAliveH\x00R\tkeepAlive\x123\n" +
+	"\astandby\x18\x06 \x01(\v2\x17.cove.v1.ProcessStandbyH\x00R\astandbyB\a\n" +
+	"\x05event\"*\n" +
+	"\x0eProcessStandby\x12\x18\n" +
+	"\astandby\x18\x01 \x01(\tR\astandby\"\v\n" +
 	"\tKeepAlive\"^\n" +
 	"\x10SendInputRequest\x12\x1d\n" +
 	"\n" +
@@ -1713,7 +1800,7 @@ func file_cove_v1_process_proto_rawDescGZIP() []byte {
 }
 
 var file_cove_v1_process_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cove_v1_process_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_cove_v1_process_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_cove_v1_process_proto_goTypes = []any{
 	(OutputStream)(0),             // 0: cove.v1.OutputStream
 	(*TermSize)(nil),              // 1: cove.v1.TermSize
@@ -1725,67 +1812,70 @@ var file_cove_v1_process_proto_goTypes = []any{
 	(*ProcessLost)(nil),           // 7: cove.v1.ProcessLost
 	(*ProcessEnd)(nil),            // 8: cove.v1.ProcessEnd
 	(*ProcessEvent)(nil),          // 9: cove.v1.ProcessEvent
-	(*KeepAlive)(nil),             // 10: cove.v1.KeepAlive
-	(*SendInputRequest)(nil),      // 11: cove.v1.SendInputRequest
-	(*SendInputResponse)(nil),     // 12: cove.v1.SendInputResponse
-	(*CloseInputRequest)(nil),     // 13: cove.v1.CloseInputRequest
-	(*CloseInputResponse)(nil),    // 14: cove.v1.CloseInputResponse
-	(*SignalRequest)(nil),         // 15: cove.v1.SignalRequest
-	(*SignalResponse)(nil),        // 16: cove.v1.SignalResponse
-	(*ResizeRequest)(nil),         // 17: cove.v1.ResizeRequest
-	(*ResizeResponse)(nil),        // 18: cove.v1.ResizeResponse
-	(*ListProcessesRequest)(nil),  // 19: cove.v1.ListProcessesRequest
-	(*Process)(nil),               // 20: cove.v1.Process
-	(*Task)(nil),                  // 21: cove.v1.Task
-	(*ListProcessesResponse)(nil), // 22: cove.v1.ListProcessesResponse
-	(*WaitProcessRequest)(nil),    // 23: cove.v1.WaitProcessRequest
-	(*WaitProcessResponse)(nil),   // 24: cove.v1.WaitProcessResponse
-	nil,                           // 25: cove.v1.ProcessSpec.EnvEntry
-	(*durationpb.Duration)(nil),   // 26: google.protobuf.Duration
-	(*End)(nil),                   // 27: cove.v1.End
-	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(*ProcessStandby)(nil),        // 10: cove.v1.ProcessStandby
+	(*KeepAlive)(nil),             // 11: cove.v1.KeepAlive
+	(*SendInputRequest)(nil),      // 12: cove.v1.SendInputRequest
+	(*SendInputResponse)(nil),     // 13: cove.v1.SendInputResponse
+	(*CloseInputRequest)(nil),     // 14: cove.v1.CloseInputRequest
+	(*CloseInputResponse)(nil),    // 15: cove.v1.CloseInputResponse
+	(*SignalRequest)(nil),         // 16: cove.v1.SignalRequest
+	(*SignalResponse)(nil),        // 17: cove.v1.SignalResponse
+	(*ResizeRequest)(nil),         // 18: cove.v1.ResizeRequest
+	(*ResizeResponse)(nil),        // 19: cove.v1.ResizeResponse
+	(*ListProcessesRequest)(nil),  // 20: cove.v1.ListProcessesRequest
+	(*Process)(nil),               // 21: cove.v1.Process
+	(*Task)(nil),                  // 22: cove.v1.Task
+	(*ListProcessesResponse)(nil), // 23: cove.v1.ListProcessesResponse
+	(*WaitProcessRequest)(nil),    // 24: cove.v1.WaitProcessRequest
+	(*WaitProcessResponse)(nil),   // 25: cove.v1.WaitProcessResponse
+	nil,                           // 26: cove.v1.ProcessSpec.EnvEntry
+	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
+	(*End)(nil),                   // 28: cove.v1.End
+	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
 }
 var file_cove_v1_process_proto_depIdxs = []int32{
-	25, // 0: cove.v1.ProcessSpec.env:type_name -> cove.v1.ProcessSpec.EnvEntry
+	26, // 0: cove.v1.ProcessSpec.env:type_name -> cove.v1.ProcessSpec.EnvEntry
 	1,  // 1: cove.v1.ProcessSpec.pty:type_name -> cove.v1.TermSize
-	26, // 2: cove.v1.ProcessSpec.timeout:type_name -> google.protobuf.Duration
+	27, // 2: cove.v1.ProcessSpec.timeout:type_name -> google.protobuf.Duration
 	2,  // 3: cove.v1.StartProcessRequest.process:type_name -> cove.v1.ProcessSpec
 	0,  // 4: cove.v1.ProcessOutput.stream:type_name -> cove.v1.OutputStream
-	27, // 5: cove.v1.ProcessEnd.end:type_name -> cove.v1.End
-	26, // 6: cove.v1.ProcessEnd.duration:type_name -> google.protobuf.Duration
-	5,  // 7: cove.v1.ProcessEvent.started:type_name -> cove.v1.ProcessStarted
-	6,  // 8: cove.v1.ProcessEvent.output:type_name -> cove.v1.ProcessOutput
-	7,  // 9: cove.v1.ProcessEvent.lost:type_name -> cove.v1.ProcessLost
-	8,  // 10: cove.v1.ProcessEvent.end:type_name -> cove.v1.ProcessEnd
-	10, // 11: cove.v1.ProcessEvent.keep_alive:type_name -> cove.v1.KeepAlive
-	1,  // 12: cove.v1.ResizeRequest.size:type_name -> cove.v1.TermSize
-	28, // 13: cove.v1.Process.started_at:type_name -> google.protobuf.Timestamp
-	8,  // 14: cove.v1.Process.end:type_name -> cove.v1.ProcessEnd
-	20, // 15: cove.v1.ListProcessesResponse.processes:type_name -> cove.v1.Process
-	21, // 16: cove.v1.ListProcessesResponse.tasks:type_name -> cove.v1.Task
-	26, // 17: cove.v1.WaitProcessRequest.max_wait:type_name -> google.protobuf.Duration
-	8,  // 18: cove.v1.WaitProcessResponse.end:type_name -> cove.v1.ProcessEnd
-	3,  // 19: cove.v1.Processes.Start:input_type -> cove.v1.StartProcessRequest
-	4,  // 20: cove.v1.Processes.Attach:input_type -> cove.v1.AttachProcessRequest
-	11, // 21: cove.v1.Processes.SendInput:input_type -> cove.v1.SendInputRequest
-	13, // 22: cove.v1.Processes.CloseInput:input_type -> cove.v1.CloseInputRequest
-	15, // 23: cove.v1.Processes.Signal:input_type -> cove.v1.SignalRequest
-	17, // 24: cove.v1.Processes.Resize:input_type -> cove.v1.ResizeRequest
-	19, // 25: cove.v1.Processes.List:input_type -> cove.v1.ListProcessesRequest
-	23, // 26: cove.v1.Processes.Wait:input_type -> cove.v1.WaitProcessRequest
-	9,  // 27: cove.v1.Processes.Start:output_type -> cove.v1.ProcessEvent
-	9,  // 28: cove.v1.Processes.Attach:output_type -> cove.v1.ProcessEvent
-	12, // 29: cove.v1.Processes.SendInput:output_type -> cove.v1.SendInputResponse
-	14, // 30: cove.v1.Processes.CloseInput:output_type -> cove.v1.CloseInputResponse
-	16, // 31: cove.v1.Processes.Signal:output_type -> cove.v1.SignalResponse
-	18, // 32: cove.v1.Processes.Resize:output_type -> cove.v1.ResizeResponse
-	22, // 33: cove.v1.Processes.List:output_type -> cove.v1.ListProcessesResponse
-	24, // 34: cove.v1.Processes.Wait:output_type -> cove.v1.WaitProcessResponse
-	27, // [27:35] is the sub-list for method output_type
-	19, // [19:27] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	28, // 5: cove.v1.ProcessEnd.end:type_name -> cove.v1.End
+	27, // 6: cove.v1.ProcessEnd.duration:type_name -> google.protobuf.Duration
+	27, // 7: cove.v1.ProcessEnd.cpu_time:type_name -> google.protobuf.Duration
+	5,  // 8: cove.v1.ProcessEvent.started:type_name -> cove.v1.ProcessStarted
+	6,  // 9: cove.v1.ProcessEvent.output:type_name -> cove.v1.ProcessOutput
+	7,  // 10: cove.v1.ProcessEvent.lost:type_name -> cove.v1.ProcessLost
+	8,  // 11: cove.v1.ProcessEvent.end:type_name -> cove.v1.ProcessEnd
+	11, // 12: cove.v1.ProcessEvent.keep_alive:type_name -> cove.v1.KeepAlive
+	10, // 13: cove.v1.ProcessEvent.standby:type_name -> cove.v1.ProcessStandby
+	1,  // 14: cove.v1.ResizeRequest.size:type_name -> cove.v1.TermSize
+	29, // 15: cove.v1.Process.started_at:type_name -> google.protobuf.Timestamp
+	8,  // 16: cove.v1.Process.end:type_name -> cove.v1.ProcessEnd
+	21, // 17: cove.v1.ListProcessesResponse.processes:type_name -> cove.v1.Process
+	22, // 18: cove.v1.ListProcessesResponse.tasks:type_name -> cove.v1.Task
+	27, // 19: cove.v1.WaitProcessRequest.max_wait:type_name -> google.protobuf.Duration
+	8,  // 20: cove.v1.WaitProcessResponse.end:type_name -> cove.v1.ProcessEnd
+	3,  // 21: cove.v1.Processes.Start:input_type -> cove.v1.StartProcessRequest
+	4,  // 22: cove.v1.Processes.Attach:input_type -> cove.v1.AttachProcessRequest
+	12, // 23: cove.v1.Processes.SendInput:input_type -> cove.v1.SendInputRequest
+	14, // 24: cove.v1.Processes.CloseInput:input_type -> cove.v1.CloseInputRequest
+	16, // 25: cove.v1.Processes.Signal:input_type -> cove.v1.SignalRequest
+	18, // 26: cove.v1.Processes.Resize:input_type -> cove.v1.ResizeRequest
+	20, // 27: cove.v1.Processes.List:input_type -> cove.v1.ListProcessesRequest
+	24, // 28: cove.v1.Processes.Wait:input_type -> cove.v1.WaitProcessRequest
+	9,  // 29: cove.v1.Processes.Start:output_type -> cove.v1.ProcessEvent
+	9,  // 30: cove.v1.Processes.Attach:output_type -> cove.v1.ProcessEvent
+	13, // 31: cove.v1.Processes.SendInput:output_type -> cove.v1.SendInputResponse
+	15, // 32: cove.v1.Processes.CloseInput:output_type -> cove.v1.CloseInputResponse
+	17, // 33: cove.v1.Processes.Signal:output_type -> cove.v1.SignalResponse
+	19, // 34: cove.v1.Processes.Resize:output_type -> cove.v1.ResizeResponse
+	23, // 35: cove.v1.Processes.List:output_type -> cove.v1.ListProcessesResponse
+	25, // 36: cove.v1.Processes.Wait:output_type -> cove.v1.WaitProcessResponse
+	29, // [29:37] is the sub-list for method output_type
+	21, // [21:29] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_process_proto_init() }
@@ -1800,6 +1890,7 @@ func file_cove_v1_process_proto_init() {
 		(*ProcessEvent_Lost)(nil),
 		(*ProcessEvent_End)(nil),
 		(*ProcessEvent_KeepAlive)(nil),
+		(*ProcessEvent_Standby)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1807,7 +1898,7 @@ func file_cove_v1_process_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_process_proto_rawDesc), len(file_cove_v1_process_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

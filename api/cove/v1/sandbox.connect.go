@@ -54,6 +54,8 @@ const (
 	SandboxesKillProcedure = "/cove.v1.Sandboxes/Kill"
 	// SandboxesKillByLabelProcedure is the fully-qualified name of the Sandboxes's KillByLabel RPC.
 	SandboxesKillByLabelProcedure = "/cove.v1.Sandboxes/KillByLabel"
+	// SandboxesDiffProcedure is the fully-qualified name of the Sandboxes's Diff RPC.
+	SandboxesDiffProcedure = "/cove.v1.Sandboxes/Diff"
 	// SandboxesStatsProcedure is the fully-qualified name of the Sandboxes's Stats RPC.
 	SandboxesStatsProcedure = "/cove.v1.Sandboxes/Stats"
 	// SandboxesPauseProcedure is the fully-qualified name of the Sandboxes's Pause RPC.
@@ -97,6 +99,8 @@ type SandboxesClient interface {
 	Kill(context.Context, *connect.Request[KillRequest]) (*connect.Response[KillResponse], error)
 	// KillByLabel ends every live sandbox that has all the labels.
 	KillByLabel(context.Context, *connect.Request[KillByLabelRequest]) (*connect.Response[KillByLabelResponse], error)
+	// Diff says what changed in the files of a running sandbox. It is woken if it sleeps.
+	Diff(context.Context, *connect.Request[DiffRequest]) (*connect.Response[DiffResponse], error)
 	Stats(context.Context, *connect.Request[StatsRequest]) (*connect.Response[StatsResponse], error)
 	// Pause freezes a sandbox in memory (hot) or, with cold, puts it on disk: no
 	// process, no memory. Pausing a paused one is no error. Any later call that
@@ -182,6 +186,13 @@ func NewSandboxesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithSchema(sandboxesMethods.ByName("KillByLabel")),
 			connect.WithClientOptions(opts...),
 		),
+		diff: connect.NewClient[DiffRequest, DiffResponse](
+			httpClient,
+			baseURL+SandboxesDiffProcedure,
+			connect.WithSchema(sandboxesMethods.ByName("Diff")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
 		stats: connect.NewClient[StatsRequest, StatsResponse](
 			httpClient,
 			baseURL+SandboxesStatsProcedure,
@@ -252,6 +263,7 @@ type sandboxesClient struct {
 	reset       *connect.Client[ResetRequest, ResetResponse]
 	kill        *connect.Client[KillRequest, KillResponse]
 	killByLabel *connect.Client[KillByLabelRequest, KillByLabelResponse]
+	diff        *connect.Client[DiffRequest, DiffResponse]
 	stats       *connect.Client[StatsRequest, StatsResponse]
 	pause       *connect.Client[PauseRequest, PauseResponse]
 	resume      *connect.Client[ResumeRequest, ResumeResponse]
@@ -301,6 +313,11 @@ func (c *sandboxesClient) Kill(ctx context.Context, req *connect.Request[KillReq
 // KillByLabel calls cove.v1.Sandboxes.KillByLabel.
 func (c *sandboxesClient) KillByLabel(ctx context.Context, req *connect.Request[KillByLabelRequest]) (*connect.Response[KillByLabelResponse], error) {
 	return c.killByLabel.CallUnary(ctx, req)
+}
+
+// Diff calls cove.v1.Sandboxes.Diff.
+func (c *sandboxesClient) Diff(ctx context.Context, req *connect.Request[DiffRequest]) (*connect.Response[DiffResponse], error) {
+	return c.diff.CallUnary(ctx, req)
 }
 
 // Stats calls cove.v1.Sandboxes.Stats.
@@ -371,6 +388,8 @@ type SandboxesHandler interface {
 	Kill(context.Context, *connect.Request[KillRequest]) (*connect.Response[KillResponse], error)
 	// KillByLabel ends every live sandbox that has all the labels.
 	KillByLabel(context.Context, *connect.Request[KillByLabelRequest]) (*connect.Response[KillByLabelResponse], error)
+	// Diff says what changed in the files of a running sandbox. It is woken if it sleeps.
+	Diff(context.Context, *connect.Request[DiffRequest]) (*connect.Response[DiffResponse], error)
 	Stats(context.Context, *connect.Request[StatsRequest]) (*connect.Response[StatsResponse], error)
 	// Pause freezes a sandbox in memory (hot) or, with cold, puts it on disk: no
 	// process, no memory. Pausing a paused one is no error. Any later call that
@@ -452,6 +471,13 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 		connect.WithSchema(sandboxesMethods.ByName("KillByLabel")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxesDiffHandler := connect.NewUnaryHandler(
+		SandboxesDiffProcedure,
+		svc.Diff,
+		connect.WithSchema(sandboxesMethods.ByName("Diff")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxesStatsHandler := connect.NewUnaryHandler(
 		SandboxesStatsProcedure,
 		svc.Stats,
@@ -527,6 +553,8 @@ func NewSandboxesHandler(svc SandboxesHandler, opts ...connect.HandlerOption) (s
 			sandboxesKillHandler.ServeHTTP(w, r)
 		case SandboxesKillByLabelProcedure:
 			sandboxesKillByLabelHandler.ServeHTTP(w, r)
+		case SandboxesDiffProcedure:
+			sandboxesDiffHandler.ServeHTTP(w, r)
 		case SandboxesStatsProcedure:
 			sandboxesStatsHandler.ServeHTTP(w, r)
 		case SandboxesPauseProcedure:
@@ -584,6 +612,10 @@ func (UnimplementedSandboxesHandler) Kill(context.Context, *connect.Request[Kill
 
 func (UnimplementedSandboxesHandler) KillByLabel(context.Context, *connect.Request[KillByLabelRequest]) (*connect.Response[KillByLabelResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.KillByLabel is not implemented"))
+}
+
+func (UnimplementedSandboxesHandler) Diff(context.Context, *connect.Request[DiffRequest]) (*connect.Response[DiffResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Sandboxes.Diff is not implemented"))
 }
 
 func (UnimplementedSandboxesHandler) Stats(context.Context, *connect.Request[StatsRequest]) (*connect.Response[StatsResponse], error) {

@@ -87,7 +87,7 @@ func (SandboxState) EnumDescriptor() ([]byte, []int) {
 type Resources struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cpu           float64                `protobuf:"fixed64,1,opt,name=cpu,proto3" json:"cpu,omitempty"`                                   // cores; default 1
-	Memory        int64                  `protobuf:"varint,2,opt,name=memory,proto3" json:"memory,omitempty"`                              // bytes reserved; default 512 MiB
+	Memory        int64                  `protobuf:"varint,2,opt,name=memory,proto3" json:"memory,omitempty"`                              // bytes; default 512 MiB. Reserved if memory_limit is given too, else only 8 MiB of them are
 	MemoryLimit   int64                  `protobuf:"varint,3,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"` // bytes above which the largest process ends with oom; default = memory
 	Disk          int64                  `protobuf:"varint,4,opt,name=disk,proto3" json:"disk,omitempty"`                                  // bytes of writable layer; default 10 GiB
 	Pids          int64                  `protobuf:"varint,5,opt,name=pids,proto3" json:"pids,omitempty"`                                  // default 1024
@@ -168,15 +168,25 @@ type SandboxSpec struct {
 	Labels    map[string]string      `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Unset: the server's default, where neither idle_timeout nor lease is set
 	// either. 0: lives until killed.
-	Timeout       *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	IdleTimeout   *durationpb.Duration `protobuf:"bytes,6,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"` // unset or 0: never idles out
-	OnIdle        string               `protobuf:"bytes,7,opt,name=on_idle,json=onIdle,proto3" json:"on_idle,omitempty"`                // "kill" (default) or "pause"
-	Snapshot      string               `protobuf:"bytes,8,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                          // name or id to start from; not with image or template
-	Template      string               `protobuf:"bytes,9,opt,name=template,proto3" json:"template,omitempty"`                          // "name" or "name@version"; not with image or snapshot
-	Volumes       []*VolumeMount       `protobuf:"bytes,10,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	Network       *Network             `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"` // unset: the server's default
-	Secrets       []string             `protobuf:"bytes,21,rep,name=secrets,proto3" json:"secrets,omitempty"` // names; see Secrets. They need a network
-	Lease         string               `protobuf:"bytes,22,opt,name=lease,proto3" json:"lease,omitempty"`     // id; it ends with this lease. See Leases
+	Timeout     *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	IdleTimeout *durationpb.Duration `protobuf:"bytes,6,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"` // unset or 0: never idles out
+	OnIdle      string               `protobuf:"bytes,7,opt,name=on_idle,json=onIdle,proto3" json:"on_idle,omitempty"`                // "kill" (default) or "pause"
+	Snapshot    string               `protobuf:"bytes,8,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                          // name or id to start from; not with image or template
+	Template    string               `protobuf:"bytes,9,opt,name=template,proto3" json:"template,omitempty"`                          // "name" or "name@version"; not with image or snapshot
+	Volumes     []*VolumeMount       `protobuf:"bytes,10,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Network     *Network             `protobuf:"bytes,20,opt,name=network,proto3" json:"network,omitempty"` // unset: the server's default
+	Secrets     []string             `protobuf:"bytes,21,rep,name=secrets,proto3" json:"secrets,omitempty"` // names; see Secrets. They need a network
+	Lease       string               `protobuf:"bytes,22,opt,name=lease,proto3" json:"lease,omitempty"`     // id; it ends with this lease. See Leases
+	// What its timeout does: "kill" (default), or "pause": it is put on disk and has
+	// no timeout until SetTimeout gives it one.
+	OnTimeout string   `protobuf:"bytes,23,opt,name=on_timeout,json=onTimeout,proto3" json:"on_timeout,omitempty"`
+	Ingress   *Ingress `protobuf:"bytes,24,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	// A trust group, by a name of the caller's own: sandboxes of one tenant with the
+	// same name may get a kernel that served another of them, reset in between. "" is
+	// a kernel that serves this sandbox alone. See docs/security-boundary.md.
+	Reuse         string         `protobuf:"bytes,30,opt,name=reuse,proto3" json:"reuse,omitempty"`
+	Rollout       *Rollout       `protobuf:"bytes,40,opt,name=rollout,proto3" json:"rollout,omitempty"`             // what it is part of. See Runs
+	Deterministic *Deterministic `protobuf:"bytes,41,opt,name=deterministic,proto3" json:"deterministic,omitempty"` // set: what can be fixed is, so that the same commands see the same. See docs/rl.md
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -302,6 +312,226 @@ func (x *SandboxSpec) GetLease() string {
 	return ""
 }
 
+func (x *SandboxSpec) GetOnTimeout() string {
+	if x != nil {
+		return x.OnTimeout
+	}
+	return ""
+}
+
+func (x *SandboxSpec) GetIngress() *Ingress {
+	if x != nil {
+		return x.Ingress
+	}
+	return nil
+}
+
+func (x *SandboxSpec) GetReuse() string {
+	if x != nil {
+		return x.Reuse
+	}
+	return ""
+}
+
+func (x *SandboxSpec) GetRollout() *Rollout {
+	if x != nil {
+		return x.Rollout
+	}
+	return nil
+}
+
+func (x *SandboxSpec) GetDeterministic() *Deterministic {
+	if x != nil {
+		return x.Deterministic
+	}
+	return nil
+}
+
+// Deterministic is what is fixed of a sandbox. It has no network but a replay.
+type Deterministic struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Clock         *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=clock,proto3" json:"clock,omitempty"` // where the clock of day starts; unset: 2025-01-01T00:00:00Z
+	Seed          int64                  `protobuf:"varint,2,opt,name=seed,proto3" json:"seed,omitempty"`  // PYTHONHASHSEED, PERL_HASH_SEED and COVE_SEED; 0 to 4294967295
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Deterministic) Reset() {
+	*x = Deterministic{}
+	mi := &file_cove_v1_sandbox_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Deterministic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Deterministic) ProtoMessage() {}
+
+func (x *Deterministic) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_sandbox_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Deterministic.ProtoReflect.Descriptor instead.
+func (*Deterministic) Descriptor() ([]byte, []int) {
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Deterministic) GetClock() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Clock
+	}
+	return nil
+}
+
+func (x *Deterministic) GetSeed() int64 {
+	if x != nil {
+		return x.Seed
+	}
+	return 0
+}
+
+// Ingress is how the gateway shows the ports of a sandbox; see Ports for one of
+// them. Forks have that of their source.
+type Ingress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Public        bool                   `protobuf:"varint,1,opt,name=public,proto3" json:"public,omitempty"`               // every port needs no token
+	Host          string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`                    // what servers inside are told as Host; ${PORT} in it is the port. "": what the client said
+	Tls           []int32                `protobuf:"varint,3,rep,packed,name=tls,proto3" json:"tls,omitempty"`              // ports whose servers speak TLS
+	NoWake        bool                   `protobuf:"varint,4,opt,name=no_wake,json=noWake,proto3" json:"no_wake,omitempty"` // a request for a port does not wake it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ingress) Reset() {
+	*x = Ingress{}
+	mi := &file_cove_v1_sandbox_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ingress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ingress) ProtoMessage() {}
+
+func (x *Ingress) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_sandbox_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ingress.ProtoReflect.Descriptor instead.
+func (*Ingress) Descriptor() ([]byte, []int) {
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Ingress) GetPublic() bool {
+	if x != nil {
+		return x.Public
+	}
+	return false
+}
+
+func (x *Ingress) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Ingress) GetTls() []int32 {
+	if x != nil {
+		return x.Tls
+	}
+	return nil
+}
+
+func (x *Ingress) GetNoWake() bool {
+	if x != nil {
+		return x.NoWake
+	}
+	return false
+}
+
+// Rollout is what a sandbox is part of. One of a run ends with it, unless the
+// run keeps its sandboxes or the sandbox was given another lease (SetLease).
+type Rollout struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`         // id or name
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`     // of sandboxes made together, such as for one prompt
+	Episode       string                 `protobuf:"bytes,3,opt,name=episode,proto3" json:"episode,omitempty"` // the caller's own name of this rollout
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rollout) Reset() {
+	*x = Rollout{}
+	mi := &file_cove_v1_sandbox_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rollout) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rollout) ProtoMessage() {}
+
+func (x *Rollout) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_sandbox_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rollout.ProtoReflect.Descriptor instead.
+func (*Rollout) Descriptor() ([]byte, []int) {
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Rollout) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *Rollout) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *Rollout) GetEpisode() string {
+	if x != nil {
+		return x.Episode
+	}
+	return ""
+}
+
 type VolumeMount struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
@@ -313,7 +543,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[2]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -325,7 +555,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[2]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -338,7 +568,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{2}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *VolumeMount) GetVolume() string {
@@ -363,9 +593,9 @@ func (x *VolumeMount) GetMode() string {
 }
 
 // End is how a process or sandbox ended. cause is one of: exited, signalled,
-// deadline, oom, disk_full, killed_by_user, lease_expired, ttl, idle, evicted,
-// node_lost, init_killed, reset, egress_denied, infra. A string, so that a new
-// cause does not break an old client.
+// deadline, oom, disk_full, killed_by_user, lease_expired, client_ended, ttl,
+// idle, evicted, node_lost, init_killed, reset, egress_denied, infra. A string,
+// so that a new cause does not break an old client.
 type End struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cause         string                 `protobuf:"bytes,1,opt,name=cause,proto3" json:"cause,omitempty"`
@@ -379,7 +609,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[3]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -391,7 +621,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[3]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -404,7 +634,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{3}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *End) GetCause() string {
@@ -458,13 +688,14 @@ type Sandbox struct {
 	Standby           string                 `protobuf:"bytes,12,opt,name=standby,proto3" json:"standby,omitempty"`                                               // "" awake, "hot" frozen in memory, "cold" on disk
 	PublicPorts       []int32                `protobuf:"varint,13,rep,packed,name=public_ports,json=publicPorts,proto3" json:"public_ports,omitempty"`            // the gateway shows without a token; see Ports.Set
 	NetworkGeneration int64                  `protobuf:"varint,20,opt,name=network_generation,json=networkGeneration,proto3" json:"network_generation,omitempty"` // of spec.network: 1 after creation, +1 with each SetNetwork
+	NotFixed          []string               `protobuf:"bytes,41,rep,name=not_fixed,json=notFixed,proto3" json:"not_fixed,omitempty"`                             // of a deterministic one: what differs from one to another all the same
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[4]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -476,7 +707,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[4]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -489,7 +720,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{4}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Sandbox) GetId() string {
@@ -590,6 +821,13 @@ func (x *Sandbox) GetNetworkGeneration() int64 {
 	return 0
 }
 
+func (x *Sandbox) GetNotFixed() []string {
+	if x != nil {
+		return x.NotFixed
+	}
+	return nil
+}
+
 type CreateSandboxRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Spec           *SandboxSpec           `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -600,7 +838,7 @@ type CreateSandboxRequest struct {
 
 func (x *CreateSandboxRequest) Reset() {
 	*x = CreateSandboxRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[5]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -612,7 +850,7 @@ func (x *CreateSandboxRequest) String() string {
 func (*CreateSandboxRequest) ProtoMessage() {}
 
 func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[5]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -625,7 +863,7 @@ func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxRequest.ProtoReflect.Descriptor instead.
 func (*CreateSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{5}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateSandboxRequest) GetSpec() *SandboxSpec {
@@ -653,7 +891,7 @@ type CreateSandboxResponse struct {
 
 func (x *CreateSandboxResponse) Reset() {
 	*x = CreateSandboxResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[6]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +903,7 @@ func (x *CreateSandboxResponse) String() string {
 func (*CreateSandboxResponse) ProtoMessage() {}
 
 func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[6]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,7 +916,7 @@ func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{6}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
@@ -711,7 +949,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[7]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +961,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[7]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +974,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{7}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetSandboxRequest) GetId() string {
@@ -755,7 +993,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[8]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -767,7 +1005,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[8]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -780,7 +1018,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{8}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -794,6 +1032,7 @@ type ListSandboxesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Labels        map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // all must match
 	States        []SandboxState         `protobuf:"varint,2,rep,packed,name=states,proto3,enum=cove.v1.SandboxState" json:"states,omitempty"`                                         // default: every state but ended
+	Run           string                 `protobuf:"bytes,40,opt,name=run,proto3" json:"run,omitempty"`                                                                                // id or name; only its
 	PageSize      int32                  `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`                                                      // default 100, at most 1000
 	PageToken     string                 `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -802,7 +1041,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[9]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -814,7 +1053,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[9]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -827,7 +1066,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{9}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListSandboxesRequest) GetLabels() map[string]string {
@@ -842,6 +1081,13 @@ func (x *ListSandboxesRequest) GetStates() []SandboxState {
 		return x.States
 	}
 	return nil
+}
+
+func (x *ListSandboxesRequest) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
 }
 
 func (x *ListSandboxesRequest) GetPageSize() int32 {
@@ -868,7 +1114,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[10]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1126,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[10]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1139,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{10}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -920,7 +1166,7 @@ type SetTimeoutRequest struct {
 
 func (x *SetTimeoutRequest) Reset() {
 	*x = SetTimeoutRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[11]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +1178,7 @@ func (x *SetTimeoutRequest) String() string {
 func (*SetTimeoutRequest) ProtoMessage() {}
 
 func (x *SetTimeoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[11]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1191,7 @@ func (x *SetTimeoutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeoutRequest.ProtoReflect.Descriptor instead.
 func (*SetTimeoutRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{11}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetTimeoutRequest) GetId() string {
@@ -971,7 +1217,7 @@ type SetTimeoutResponse struct {
 
 func (x *SetTimeoutResponse) Reset() {
 	*x = SetTimeoutResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[12]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1229,7 @@ func (x *SetTimeoutResponse) String() string {
 func (*SetTimeoutResponse) ProtoMessage() {}
 
 func (x *SetTimeoutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[12]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1242,7 @@ func (x *SetTimeoutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeoutResponse.ProtoReflect.Descriptor instead.
 func (*SetTimeoutResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{12}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SetTimeoutResponse) GetSandbox() *Sandbox {
@@ -1016,7 +1262,7 @@ type SetLeaseRequest struct {
 
 func (x *SetLeaseRequest) Reset() {
 	*x = SetLeaseRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[13]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1274,7 @@ func (x *SetLeaseRequest) String() string {
 func (*SetLeaseRequest) ProtoMessage() {}
 
 func (x *SetLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[13]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1287,7 @@ func (x *SetLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLeaseRequest.ProtoReflect.Descriptor instead.
 func (*SetLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{13}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetLeaseRequest) GetId() string {
@@ -1067,7 +1313,7 @@ type SetLeaseResponse struct {
 
 func (x *SetLeaseResponse) Reset() {
 	*x = SetLeaseResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[14]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1325,7 @@ func (x *SetLeaseResponse) String() string {
 func (*SetLeaseResponse) ProtoMessage() {}
 
 func (x *SetLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[14]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1338,7 @@ func (x *SetLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLeaseResponse.ProtoReflect.Descriptor instead.
 func (*SetLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetLeaseResponse) GetSandbox() *Sandbox {
@@ -1111,7 +1357,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[15]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1369,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[15]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1382,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ResetRequest) GetId() string {
@@ -1156,7 +1402,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[16]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1414,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[16]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1427,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ResetResponse) GetSandbox() *Sandbox {
@@ -1208,7 +1454,7 @@ type KillRequest struct {
 
 func (x *KillRequest) Reset() {
 	*x = KillRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[17]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +1466,7 @@ func (x *KillRequest) String() string {
 func (*KillRequest) ProtoMessage() {}
 
 func (x *KillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[17]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1233,7 +1479,7 @@ func (x *KillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillRequest.ProtoReflect.Descriptor instead.
 func (*KillRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *KillRequest) GetId() string {
@@ -1259,7 +1505,7 @@ type KillResponse struct {
 
 func (x *KillResponse) Reset() {
 	*x = KillResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[18]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1271,7 +1517,7 @@ func (x *KillResponse) String() string {
 func (*KillResponse) ProtoMessage() {}
 
 func (x *KillResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[18]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1284,7 +1530,7 @@ func (x *KillResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillResponse.ProtoReflect.Descriptor instead.
 func (*KillResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{18}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *KillResponse) GetSandbox() *Sandbox {
@@ -1303,7 +1549,7 @@ type KillByLabelRequest struct {
 
 func (x *KillByLabelRequest) Reset() {
 	*x = KillByLabelRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[19]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1561,7 @@ func (x *KillByLabelRequest) String() string {
 func (*KillByLabelRequest) ProtoMessage() {}
 
 func (x *KillByLabelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[19]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1574,7 @@ func (x *KillByLabelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillByLabelRequest.ProtoReflect.Descriptor instead.
 func (*KillByLabelRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{19}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *KillByLabelRequest) GetLabels() map[string]string {
@@ -1347,7 +1593,7 @@ type KillByLabelResponse struct {
 
 func (x *KillByLabelResponse) Reset() {
 	*x = KillByLabelResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[20]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1359,7 +1605,7 @@ func (x *KillByLabelResponse) String() string {
 func (*KillByLabelResponse) ProtoMessage() {}
 
 func (x *KillByLabelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[20]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1372,7 +1618,7 @@ func (x *KillByLabelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillByLabelResponse.ProtoReflect.Descriptor instead.
 func (*KillByLabelResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{20}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *KillByLabelResponse) GetIds() []string {
@@ -1391,7 +1637,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[21]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1649,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[21]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1662,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{21}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StatsRequest) GetId() string {
@@ -1426,21 +1672,370 @@ func (x *StatsRequest) GetId() string {
 	return ""
 }
 
-type StatsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	CpuTime       *durationpb.Duration   `protobuf:"bytes,1,opt,name=cpu_time,json=cpuTime,proto3" json:"cpu_time,omitempty"`
-	Memory        int64                  `protobuf:"varint,2,opt,name=memory,proto3" json:"memory,omitempty"`
-	MemoryPeak    int64                  `protobuf:"varint,3,opt,name=memory_peak,json=memoryPeak,proto3" json:"memory_peak,omitempty"`
-	DiskUsed      int64                  `protobuf:"varint,4,opt,name=disk_used,json=diskUsed,proto3" json:"disk_used,omitempty"`
-	Processes     int64                  `protobuf:"varint,5,opt,name=processes,proto3" json:"processes,omitempty"`
-	OomKills      int64                  `protobuf:"varint,6,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"` // processes that ended over the memory limit, since it was created or restored
+type DiffRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// "create" (default) or "reset": what it was created from, or last reset or restored
+	// to; "image": the image that its files are over; or the name or id of a filesystem
+	// snapshot of this sandbox.
+	Since         string `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	Hash          bool   `protobuf:"varint,3,opt,name=hash,proto3" json:"hash,omitempty"`   // SHA-256 of files
+	Limit         int32  `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"` // changes that are listed: default 1000, at most 100,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
+func (x *DiffRequest) Reset() {
+	*x = DiffRequest{}
+	mi := &file_cove_v1_sandbox_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffRequest) ProtoMessage() {}
+
+func (x *DiffRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_sandbox_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
+func (*DiffRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *DiffRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DiffRequest) GetSince() string {
+	if x != nil {
+		return x.Since
+	}
+	return ""
+}
+
+func (x *DiffRequest) GetHash() bool {
+	if x != nil {
+		return x.Hash
+	}
+	return false
+}
+
+func (x *DiffRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type DiffResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Since         string                 `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`     // "create", "image" or the id of a snapshot
+	Changes       []*FileChanged         `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"` // in the order of their paths
+	Added         int64                  `protobuf:"varint,3,opt,name=added,proto3" json:"added,omitempty"`    // all of them, listed or not
+	Modified      int64                  `protobuf:"varint,4,opt,name=modified,proto3" json:"modified,omitempty"`
+	Deleted       int64                  `protobuf:"varint,5,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	Bytes         int64                  `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`         // of files that were added or have other content
+	Omitted       bool                   `protobuf:"varint,7,opt,name=omitted,proto3" json:"omitted,omitempty"`     // there are more than are listed
+	Truncated     bool                   `protobuf:"varint,8,opt,name=truncated,proto3" json:"truncated,omitempty"` // not all was looked at: too many names, too much content or 30 seconds
+	Took          *durationpb.Duration   `protobuf:"bytes,9,opt,name=took,proto3" json:"took,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffResponse) Reset() {
+	*x = DiffResponse{}
+	mi := &file_cove_v1_sandbox_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffResponse) ProtoMessage() {}
+
+func (x *DiffResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_sandbox_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
+func (*DiffResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *DiffResponse) GetSince() string {
+	if x != nil {
+		return x.Since
+	}
+	return ""
+}
+
+func (x *DiffResponse) GetChanges() []*FileChanged {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *DiffResponse) GetAdded() int64 {
+	if x != nil {
+		return x.Added
+	}
+	return 0
+}
+
+func (x *DiffResponse) GetModified() int64 {
+	if x != nil {
+		return x.Modified
+	}
+	return 0
+}
+
+func (x *DiffResponse) GetDeleted() int64 {
+	if x != nil {
+		return x.Deleted
+	}
+	return 0
+}
+
+func (x *DiffResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *DiffResponse) GetOmitted() bool {
+	if x != nil {
+		return x.Omitted
+	}
+	return false
+}
+
+func (x *DiffResponse) GetTruncated() bool {
+	if x != nil {
+		return x.Truncated
+	}
+	return false
+}
+
+func (x *DiffResponse) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+type FileChanged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`     // bytes that are not UTF-8 are replaced
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`     // "added", "modified", "deleted" (with all that was in it)
+	What          []string               `protobuf:"bytes,3,rep,name=what,proto3" json:"what,omitempty"`     // of modified: content, type, mode, owner, target
+	Before        *FileState             `protobuf:"bytes,4,opt,name=before,proto3" json:"before,omitempty"` // unset of what was added
+	Now           *FileState             `protobuf:"bytes,5,opt,name=now,proto3" json:"now,omitempty"`       // unset of what was deleted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileChanged) Reset() {
+	*x = FileChanged{}
+	mi := &file_cove_v1_sandbox_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileChanged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileChanged) ProtoMessage() {}
+
+func (x *FileChanged) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_sandbox_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileChanged.ProtoReflect.Descriptor instead.
+func (*FileChanged) Descriptor() ([]byte, []int) {
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *FileChanged) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileChanged) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *FileChanged) GetWhat() []string {
+	if x != nil {
+		return x.What
+	}
+	return nil
+}
+
+func (x *FileChanged) GetBefore() *FileState {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *FileChanged) GetNow() *FileState {
+	if x != nil {
+		return x.Now
+	}
+	return nil
+}
+
+type FileState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"` // file, dir, symlink, other
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Mode          uint32                 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"` // 07777
+	Uid           uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid           uint32                 `protobuf:"varint,5,opt,name=gid,proto3" json:"gid,omitempty"`
+	Target        string                 `protobuf:"bytes,6,opt,name=target,proto3" json:"target,omitempty"`
+	Hash          string                 `protobuf:"bytes,7,opt,name=hash,proto3" json:"hash,omitempty"` // in hex, if asked for
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileState) Reset() {
+	*x = FileState{}
+	mi := &file_cove_v1_sandbox_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileState) ProtoMessage() {}
+
+func (x *FileState) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_sandbox_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileState.ProtoReflect.Descriptor instead.
+func (*FileState) Descriptor() ([]byte, []int) {
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *FileState) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *FileState) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *FileState) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *FileState) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *FileState) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *FileState) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *FileState) GetHash() string {
+	if x != nil {
+		return x.Hash
+	}
+	return ""
+}
+
+type StatsResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	CpuTime        *durationpb.Duration   `protobuf:"bytes,1,opt,name=cpu_time,json=cpuTime,proto3" json:"cpu_time,omitempty"`
+	Memory         int64                  `protobuf:"varint,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	MemoryPeak     int64                  `protobuf:"varint,3,opt,name=memory_peak,json=memoryPeak,proto3" json:"memory_peak,omitempty"`
+	DiskUsed       int64                  `protobuf:"varint,4,opt,name=disk_used,json=diskUsed,proto3" json:"disk_used,omitempty"`
+	Processes      int64                  `protobuf:"varint,5,opt,name=processes,proto3" json:"processes,omitempty"`
+	OomKills       int64                  `protobuf:"varint,6,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`       // processes that ended over the memory limit; a snapshot has the number of its sandbox
+	EgressSent     int64                  `protobuf:"varint,7,opt,name=egress_sent,json=egressSent,proto3" json:"egress_sent,omitempty"` // bytes out of the sandbox, by its present kernel
+	EgressReceived int64                  `protobuf:"varint,8,opt,name=egress_received,json=egressReceived,proto3" json:"egress_received,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[22]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1452,7 +2047,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[22]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1465,7 +2060,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{22}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StatsResponse) GetCpuTime() *durationpb.Duration {
@@ -1510,17 +2105,37 @@ func (x *StatsResponse) GetOomKills() int64 {
 	return 0
 }
 
+func (x *StatsResponse) GetEgressSent() int64 {
+	if x != nil {
+		return x.EgressSent
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetEgressReceived() int64 {
+	if x != nil {
+		return x.EgressReceived
+	}
+	return 0
+}
+
 type PauseRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Cold          bool                   `protobuf:"varint,2,opt,name=cold,proto3" json:"cold,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Cold  bool                   `protobuf:"varint,2,opt,name=cold,proto3" json:"cold,omitempty"`
+	// What to do when processes run that were started through the API: "freeze"
+	// them (the default), or "refuse", which fails with reason busy and names them.
+	IfBusy string `protobuf:"bytes,3,opt,name=if_busy,json=ifBusy,proto3" json:"if_busy,omitempty"`
+	// Keep the files only: its processes end, and it wakes as one that has just been
+	// made of them. It is put on disk, cold or not.
+	DropMemory    bool `protobuf:"varint,4,opt,name=drop_memory,json=dropMemory,proto3" json:"drop_memory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[23]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +2147,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[23]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +2160,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{23}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PauseRequest) GetId() string {
@@ -1562,6 +2177,20 @@ func (x *PauseRequest) GetCold() bool {
 	return false
 }
 
+func (x *PauseRequest) GetIfBusy() string {
+	if x != nil {
+		return x.IfBusy
+	}
+	return ""
+}
+
+func (x *PauseRequest) GetDropMemory() bool {
+	if x != nil {
+		return x.DropMemory
+	}
+	return false
+}
+
 type PauseResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
@@ -1571,7 +2200,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[24]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1583,7 +2212,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[24]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1596,7 +2225,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{24}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PauseResponse) GetSandbox() *Sandbox {
@@ -1615,7 +2244,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[25]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1627,7 +2256,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[25]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1640,7 +2269,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{25}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResumeRequest) GetId() string {
@@ -1660,7 +2289,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[26]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +2301,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[26]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +2314,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{26}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ResumeResponse) GetSandbox() *Sandbox {
@@ -1722,7 +2351,7 @@ type ForkRequest struct {
 
 func (x *ForkRequest) Reset() {
 	*x = ForkRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[27]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +2363,7 @@ func (x *ForkRequest) String() string {
 func (*ForkRequest) ProtoMessage() {}
 
 func (x *ForkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[27]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +2376,7 @@ func (x *ForkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
 func (*ForkRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{27}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ForkRequest) GetId() string {
@@ -1824,7 +2453,7 @@ type ForkResponse struct {
 
 func (x *ForkResponse) Reset() {
 	*x = ForkResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[28]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +2465,7 @@ func (x *ForkResponse) String() string {
 func (*ForkResponse) ProtoMessage() {}
 
 func (x *ForkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[28]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +2478,7 @@ func (x *ForkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResponse.ProtoReflect.Descriptor instead.
 func (*ForkResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{28}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ForkResponse) GetResults() []*ForkResult {
@@ -1884,7 +2513,7 @@ type ForkResult struct {
 
 func (x *ForkResult) Reset() {
 	*x = ForkResult{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[29]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +2525,7 @@ func (x *ForkResult) String() string {
 func (*ForkResult) ProtoMessage() {}
 
 func (x *ForkResult) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[29]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +2538,7 @@ func (x *ForkResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResult.ProtoReflect.Descriptor instead.
 func (*ForkResult) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{29}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForkResult) GetSandbox() *Sandbox {
@@ -1943,7 +2572,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[30]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2584,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[30]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2597,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{30}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RestoreRequest) GetId() string {
@@ -1995,7 +2624,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[31]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2007,7 +2636,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[31]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2020,7 +2649,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{31}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RestoreResponse) GetSandbox() *Sandbox {
@@ -2046,7 +2675,7 @@ type TreeRequest struct {
 
 func (x *TreeRequest) Reset() {
 	*x = TreeRequest{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[32]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2687,7 @@ func (x *TreeRequest) String() string {
 func (*TreeRequest) ProtoMessage() {}
 
 func (x *TreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[32]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2700,7 @@ func (x *TreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeRequest.ProtoReflect.Descriptor instead.
 func (*TreeRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{32}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TreeRequest) GetId() string {
@@ -2090,7 +2719,7 @@ type TreeResponse struct {
 
 func (x *TreeResponse) Reset() {
 	*x = TreeResponse{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[33]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2102,7 +2731,7 @@ func (x *TreeResponse) String() string {
 func (*TreeResponse) ProtoMessage() {}
 
 func (x *TreeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[33]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2115,7 +2744,7 @@ func (x *TreeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeResponse.ProtoReflect.Descriptor instead.
 func (*TreeResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{33}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TreeResponse) GetNodes() []*TreeNode {
@@ -2139,7 +2768,7 @@ type TreeNode struct {
 
 func (x *TreeNode) Reset() {
 	*x = TreeNode{}
-	mi := &file_cove_v1_sandbox_proto_msgTypes[34]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2780,7 @@ func (x *TreeNode) String() string {
 func (*TreeNode) ProtoMessage() {}
 
 func (x *TreeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_sandbox_proto_msgTypes[34]
+	mi := &file_cove_v1_sandbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2793,7 @@ func (x *TreeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeNode.ProtoReflect.Descriptor instead.
 func (*TreeNode) Descriptor() ([]byte, []int) {
-	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{34}
+	return file_cove_v1_sandbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TreeNode) GetId() string {
@@ -2219,7 +2848,7 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x06memory\x18\x02 \x01(\x03R\x06memory\x12!\n" +
 	"\fmemory_limit\x18\x03 \x01(\x03R\vmemoryLimit\x12\x12\n" +
 	"\x04disk\x18\x04 \x01(\x03R\x04disk\x12\x12\n" +
-	"\x04pids\x18\x05 \x01(\x03R\x04pids\"\x83\x05\n" +
+	"\x04pids\x18\x05 \x01(\x03R\x04pids\"\xce\x06\n" +
 	"\vSandboxSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x120\n" +
 	"\tresources\x18\x02 \x01(\v2\x12.cove.v1.ResourcesR\tresources\x12/\n" +
@@ -2234,13 +2863,31 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	" \x03(\v2\x14.cove.v1.VolumeMountR\avolumes\x12*\n" +
 	"\anetwork\x18\x14 \x01(\v2\x10.cove.v1.NetworkR\anetwork\x12\x18\n" +
 	"\asecrets\x18\x15 \x03(\tR\asecrets\x12\x14\n" +
-	"\x05lease\x18\x16 \x01(\tR\x05lease\x1a6\n" +
+	"\x05lease\x18\x16 \x01(\tR\x05lease\x12\x1d\n" +
+	"\n" +
+	"on_timeout\x18\x17 \x01(\tR\tonTimeout\x12*\n" +
+	"\aingress\x18\x18 \x01(\v2\x10.cove.v1.IngressR\aingress\x12\x14\n" +
+	"\x05reuse\x18\x1e \x01(\tR\x05reuse\x12*\n" +
+	"\arollout\x18( \x01(\v2\x10.cove.v1.RolloutR\arollout\x12<\n" +
+	"\rdeterministic\x18) \x01(\v2\x16.cove.v1.DeterministicR\rdeterministic\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"M\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"U\n" +
+	"\rDeterministic\x120\n" +
+	"\x05clock\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05clock\x12\x12\n" +
+	"\x04seed\x18\x02 \x01(\x03R\x04seed\"`\n" +
+	"\aIngress\x12\x16\n" +
+	"\x06public\x18\x01 \x01(\bR\x06public\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
+	"\x03tls\x18\x03 \x03(\x05R\x03tls\x12\x17\n" +
+	"\ano_wake\x18\x04 \x01(\bR\x06noWake\"K\n" +
+	"\aRollout\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +
+	"\aepisode\x18\x03 \x01(\tR\aepisode\"M\n" +
 	"\vVolumeMount\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
@@ -2250,7 +2897,7 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\texit_code\x18\x02 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06signal\x18\x03 \x01(\tR\x06signal\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12*\n" +
-	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xf1\x03\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x8e\x04\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x04spec\x18\x02 \x01(\v2\x14.cove.v1.SandboxSpecR\x04spec\x12\x19\n" +
@@ -2268,7 +2915,8 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\tancestors\x18\v \x03(\tR\tancestors\x12\x18\n" +
 	"\astandby\x18\f \x01(\tR\astandby\x12!\n" +
 	"\fpublic_ports\x18\r \x03(\x05R\vpublicPorts\x12-\n" +
-	"\x12network_generation\x18\x14 \x01(\x03R\x11networkGeneration\"i\n" +
+	"\x12network_generation\x18\x14 \x01(\x03R\x11networkGeneration\x12\x1b\n" +
+	"\tnot_fixed\x18) \x03(\tR\bnotFixed\"i\n" +
 	"\x14CreateSandboxRequest\x12(\n" +
 	"\x04spec\x18\x01 \x01(\v2\x14.cove.v1.SandboxSpecR\x04spec\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\"\x95\x01\n" +
@@ -2279,10 +2927,11 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x11GetSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"@\n" +
 	"\x12GetSandboxResponse\x12*\n" +
-	"\asandbox\x18\x01 \x01(\v2\x10.cove.v1.SandboxR\asandbox\"\xff\x01\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.cove.v1.SandboxR\asandbox\"\x91\x02\n" +
 	"\x14ListSandboxesRequest\x12A\n" +
 	"\x06labels\x18\x01 \x03(\v2).cove.v1.ListSandboxesRequest.LabelsEntryR\x06labels\x12-\n" +
-	"\x06states\x18\x02 \x03(\x0e2\x15.cove.v1.SandboxStateR\x06states\x12\x1b\n" +
+	"\x06states\x18\x02 \x03(\x0e2\x15.cove.v1.SandboxStateR\x06states\x12\x10\n" +
+	"\x03run\x18( \x01(\tR\x03run\x12\x1b\n" +
 	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\x1a9\n" +
@@ -2320,7 +2969,36 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x13KillByLabelResponse\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\tR\x03ids\"\x1e\n" +
 	"\fStatsRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xd6\x01\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"]\n" +
+	"\vDiffRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05since\x18\x02 \x01(\tR\x05since\x12\x12\n" +
+	"\x04hash\x18\x03 \x01(\bR\x04hash\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\x05R\x05limit\"\x9d\x02\n" +
+	"\fDiffResponse\x12\x14\n" +
+	"\x05since\x18\x01 \x01(\tR\x05since\x12.\n" +
+	"\achanges\x18\x02 \x03(\v2\x14.cove.v1.FileChangedR\achanges\x12\x14\n" +
+	"\x05added\x18\x03 \x01(\x03R\x05added\x12\x1a\n" +
+	"\bmodified\x18\x04 \x01(\x03R\bmodified\x12\x18\n" +
+	"\adeleted\x18\x05 \x01(\x03R\adeleted\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x03R\x05bytes\x12\x18\n" +
+	"\aomitted\x18\a \x01(\bR\aomitted\x12\x1c\n" +
+	"\ttruncated\x18\b \x01(\bR\ttruncated\x12-\n" +
+	"\x04took\x18\t \x01(\v2\x19.google.protobuf.DurationR\x04took\"\x9b\x01\n" +
+	"\vFileChanged\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04what\x18\x03 \x03(\tR\x04what\x12*\n" +
+	"\x06before\x18\x04 \x01(\v2\x12.cove.v1.FileStateR\x06before\x12$\n" +
+	"\x03now\x18\x05 \x01(\v2\x12.cove.v1.FileStateR\x03now\"\x97\x01\n" +
+	"\tFileState\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x05 \x01(\rR\x03gid\x12\x16\n" +
+	"\x06target\x18\x06 \x01(\tR\x06target\x12\x12\n" +
+	"\x04hash\x18\a \x01(\tR\x04hash\"\xa0\x02\n" +
 	"\rStatsResponse\x124\n" +
 	"\bcpu_time\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\acpuTime\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\x03R\x06memory\x12\x1f\n" +
@@ -2328,10 +3006,16 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"memoryPeak\x12\x1b\n" +
 	"\tdisk_used\x18\x04 \x01(\x03R\bdiskUsed\x12\x1c\n" +
 	"\tprocesses\x18\x05 \x01(\x03R\tprocesses\x12\x1b\n" +
-	"\toom_kills\x18\x06 \x01(\x03R\boomKills\"2\n" +
+	"\toom_kills\x18\x06 \x01(\x03R\boomKills\x12\x1f\n" +
+	"\vegress_sent\x18\a \x01(\x03R\n" +
+	"egressSent\x12'\n" +
+	"\x0fegress_received\x18\b \x01(\x03R\x0eegressReceived\"l\n" +
 	"\fPauseRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
-	"\x04cold\x18\x02 \x01(\bR\x04cold\";\n" +
+	"\x04cold\x18\x02 \x01(\bR\x04cold\x12\x17\n" +
+	"\aif_busy\x18\x03 \x01(\tR\x06ifBusy\x12\x1f\n" +
+	"\vdrop_memory\x18\x04 \x01(\bR\n" +
+	"dropMemory\";\n" +
 	"\rPauseResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.cove.v1.SandboxR\asandbox\"\x1f\n" +
 	"\rResumeRequest\x12\x0e\n" +
@@ -2388,7 +3072,7 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\x16SANDBOX_STATE_CREATING\x10\x01\x12\x19\n" +
 	"\x15SANDBOX_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14SANDBOX_STATE_ENDING\x10\x03\x12\x17\n" +
-	"\x13SANDBOX_STATE_ENDED\x10\x042\xdb\b\n" +
+	"\x13SANDBOX_STATE_ENDED\x10\x042\x95\t\n" +
 	"\tSandboxes\x12G\n" +
 	"\x06Create\x12\x1d.cove.v1.CreateSandboxRequest\x1a\x1e.cove.v1.CreateSandboxResponse\x12C\n" +
 	"\x03Get\x12\x1a.cove.v1.GetSandboxRequest\x1a\x1b.cove.v1.GetSandboxResponse\"\x03\x90\x02\x01\x12J\n" +
@@ -2398,7 +3082,8 @@ const file_cove_v1_sandbox_proto_rawDesc = "" +
 	"\bSetLease\x12\x18.cove.v1.SetLeaseRequest\x1a\x19.cove.v1.SetLeaseResponse\x126\n" +
 	"\x05Reset\x12\x15.cove.v1.ResetRequest\x1a\x16.cove.v1.ResetResponse\x123\n" +
 	"\x04Kill\x12\x14.cove.v1.KillRequest\x1a\x15.cove.v1.KillResponse\x12H\n" +
-	"\vKillByLabel\x12\x1b.cove.v1.KillByLabelRequest\x1a\x1c.cove.v1.KillByLabelResponse\x12;\n" +
+	"\vKillByLabel\x12\x1b.cove.v1.KillByLabelRequest\x1a\x1c.cove.v1.KillByLabelResponse\x128\n" +
+	"\x04Diff\x12\x14.cove.v1.DiffRequest\x1a\x15.cove.v1.DiffResponse\"\x03\x90\x02\x01\x12;\n" +
 	"\x05Stats\x12\x15.cove.v1.StatsRequest\x1a\x16.cove.v1.StatsResponse\"\x03\x90\x02\x01\x126\n" +
 	"\x05Pause\x12\x15.cove.v1.PauseRequest\x1a\x16.cove.v1.PauseResponse\x129\n" +
 	"\x06Resume\x12\x16.cove.v1.ResumeRequest\x1a\x17.cove.v1.ResumeResponse\x123\n" +
@@ -2425,143 +3110,160 @@ func file_cove_v1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_cove_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cove_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_cove_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_cove_v1_sandbox_proto_goTypes = []any{
 	(SandboxState)(0),             // 0: cove.v1.SandboxState
 	(*Resources)(nil),             // 1: cove.v1.Resources
 	(*SandboxSpec)(nil),           // 2: cove.v1.SandboxSpec
-	(*VolumeMount)(nil),           // 3: cove.v1.VolumeMount
-	(*End)(nil),                   // 4: cove.v1.End
-	(*Sandbox)(nil),               // 5: cove.v1.Sandbox
-	(*CreateSandboxRequest)(nil),  // 6: cove.v1.CreateSandboxRequest
-	(*CreateSandboxResponse)(nil), // 7: cove.v1.CreateSandboxResponse
-	(*GetSandboxRequest)(nil),     // 8: cove.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),    // 9: cove.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),  // 10: cove.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil), // 11: cove.v1.ListSandboxesResponse
-	(*SetTimeoutRequest)(nil),     // 12: cove.v1.SetTimeoutRequest
-	(*SetTimeoutResponse)(nil),    // 13: cove.v1.SetTimeoutResponse
-	(*SetLeaseRequest)(nil),       // 14: cove.v1.SetLeaseRequest
-	(*SetLeaseResponse)(nil),      // 15: cove.v1.SetLeaseResponse
-	(*ResetRequest)(nil),          // 16: cove.v1.ResetRequest
-	(*ResetResponse)(nil),         // 17: cove.v1.ResetResponse
-	(*KillRequest)(nil),           // 18: cove.v1.KillRequest
-	(*KillResponse)(nil),          // 19: cove.v1.KillResponse
-	(*KillByLabelRequest)(nil),    // 20: cove.v1.KillByLabelRequest
-	(*KillByLabelResponse)(nil),   // 21: cove.v1.KillByLabelResponse
-	(*StatsRequest)(nil),          // 22: cove.v1.StatsRequest
-	(*StatsResponse)(nil),         // 23: cove.v1.StatsResponse
-	(*PauseRequest)(nil),          // 24: cove.v1.PauseRequest
-	(*PauseResponse)(nil),         // 25: cove.v1.PauseResponse
-	(*ResumeRequest)(nil),         // 26: cove.v1.ResumeRequest
-	(*ResumeResponse)(nil),        // 27: cove.v1.ResumeResponse
-	(*ForkRequest)(nil),           // 28: cove.v1.ForkRequest
-	(*ForkResponse)(nil),          // 29: cove.v1.ForkResponse
-	(*ForkResult)(nil),            // 30: cove.v1.ForkResult
-	(*RestoreRequest)(nil),        // 31: cove.v1.RestoreRequest
-	(*RestoreResponse)(nil),       // 32: cove.v1.RestoreResponse
-	(*TreeRequest)(nil),           // 33: cove.v1.TreeRequest
-	(*TreeResponse)(nil),          // 34: cove.v1.TreeResponse
-	(*TreeNode)(nil),              // 35: cove.v1.TreeNode
-	nil,                           // 36: cove.v1.SandboxSpec.EnvEntry
-	nil,                           // 37: cove.v1.SandboxSpec.LabelsEntry
-	nil,                           // 38: cove.v1.ListSandboxesRequest.LabelsEntry
-	nil,                           // 39: cove.v1.KillByLabelRequest.LabelsEntry
-	nil,                           // 40: cove.v1.ForkRequest.LabelsEntry
-	nil,                           // 41: cove.v1.ForkRequest.EnvEntry
-	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
-	(*Network)(nil),               // 43: cove.v1.Network
-	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
-	(*ErrorDetail)(nil),           // 45: cove.v1.ErrorDetail
-	(*SetNetworkRequest)(nil),     // 46: cove.v1.SetNetworkRequest
-	(*GetNetworkRequest)(nil),     // 47: cove.v1.GetNetworkRequest
-	(*SetSecretsRequest)(nil),     // 48: cove.v1.SetSecretsRequest
-	(*SetNetworkResponse)(nil),    // 49: cove.v1.SetNetworkResponse
-	(*GetNetworkResponse)(nil),    // 50: cove.v1.GetNetworkResponse
-	(*SetSecretsResponse)(nil),    // 51: cove.v1.SetSecretsResponse
+	(*Deterministic)(nil),         // 3: cove.v1.Deterministic
+	(*Ingress)(nil),               // 4: cove.v1.Ingress
+	(*Rollout)(nil),               // 5: cove.v1.Rollout
+	(*VolumeMount)(nil),           // 6: cove.v1.VolumeMount
+	(*End)(nil),                   // 7: cove.v1.End
+	(*Sandbox)(nil),               // 8: cove.v1.Sandbox
+	(*CreateSandboxRequest)(nil),  // 9: cove.v1.CreateSandboxRequest
+	(*CreateSandboxResponse)(nil), // 10: cove.v1.CreateSandboxResponse
+	(*GetSandboxRequest)(nil),     // 11: cove.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),    // 12: cove.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),  // 13: cove.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil), // 14: cove.v1.ListSandboxesResponse
+	(*SetTimeoutRequest)(nil),     // 15: cove.v1.SetTimeoutRequest
+	(*SetTimeoutResponse)(nil),    // 16: cove.v1.SetTimeoutResponse
+	(*SetLeaseRequest)(nil),       // 17: cove.v1.SetLeaseRequest
+	(*SetLeaseResponse)(nil),      // 18: cove.v1.SetLeaseResponse
+	(*ResetRequest)(nil),          // 19: cove.v1.ResetRequest
+	(*ResetResponse)(nil),         // 20: cove.v1.ResetResponse
+	(*KillRequest)(nil),           // 21: cove.v1.KillRequest
+	(*KillResponse)(nil),          // 22: cove.v1.KillResponse
+	(*KillByLabelRequest)(nil),    // 23: cove.v1.KillByLabelRequest
+	(*KillByLabelResponse)(nil),   // 24: cove.v1.KillByLabelResponse
+	(*StatsRequest)(nil),          // 25: cove.v1.StatsRequest
+	(*DiffRequest)(nil),           // 26: cove.v1.DiffRequest
+	(*DiffResponse)(nil),          // 27: cove.v1.DiffResponse
+	(*FileChanged)(nil),           // 28: cove.v1.FileChanged
+	(*FileState)(nil),             // 29: cove.v1.FileState
+	(*StatsResponse)(nil),         // 30: cove.v1.StatsResponse
+	(*PauseRequest)(nil),          // 31: cove.v1.PauseRequest
+	(*PauseResponse)(nil),         // 32: cove.v1.PauseResponse
+	(*ResumeRequest)(nil),         // 33: cove.v1.ResumeRequest
+	(*ResumeResponse)(nil),        // 34: cove.v1.ResumeResponse
+	(*ForkRequest)(nil),           // 35: cove.v1.ForkRequest
+	(*ForkResponse)(nil),          // 36: cove.v1.ForkResponse
+	(*ForkResult)(nil),            // 37: cove.v1.ForkResult
+	(*RestoreRequest)(nil),        // 38: cove.v1.RestoreRequest
+	(*RestoreResponse)(nil),       // 39: cove.v1.RestoreResponse
+	(*TreeRequest)(nil),           // 40: cove.v1.TreeRequest
+	(*TreeResponse)(nil),          // 41: cove.v1.TreeResponse
+	(*TreeNode)(nil),              // 42: cove.v1.TreeNode
+	nil,                           // 43: cove.v1.SandboxSpec.EnvEntry
+	nil,                           // 44: cove.v1.SandboxSpec.LabelsEntry
+	nil,                           // 45: cove.v1.ListSandboxesRequest.LabelsEntry
+	nil,                           // 46: cove.v1.KillByLabelRequest.LabelsEntry
+	nil,                           // 47: cove.v1.ForkRequest.LabelsEntry
+	nil,                           // 48: cove.v1.ForkRequest.EnvEntry
+	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
+	(*Network)(nil),               // 50: cove.v1.Network
+	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
+	(*ErrorDetail)(nil),           // 52: cove.v1.ErrorDetail
+	(*SetNetworkRequest)(nil),     // 53: cove.v1.SetNetworkRequest
+	(*GetNetworkRequest)(nil),     // 54: cove.v1.GetNetworkRequest
+	(*SetSecretsRequest)(nil),     // 55: cove.v1.SetSecretsRequest
+	(*SetNetworkResponse)(nil),    // 56: cove.v1.SetNetworkResponse
+	(*GetNetworkResponse)(nil),    // 57: cove.v1.GetNetworkResponse
+	(*SetSecretsResponse)(nil),    // 58: cove.v1.SetSecretsResponse
 }
 var file_cove_v1_sandbox_proto_depIdxs = []int32{
 	1,  // 0: cove.v1.SandboxSpec.resources:type_name -> cove.v1.Resources
-	36, // 1: cove.v1.SandboxSpec.env:type_name -> cove.v1.SandboxSpec.EnvEntry
-	37, // 2: cove.v1.SandboxSpec.labels:type_name -> cove.v1.SandboxSpec.LabelsEntry
-	42, // 3: cove.v1.SandboxSpec.timeout:type_name -> google.protobuf.Duration
-	42, // 4: cove.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
-	3,  // 5: cove.v1.SandboxSpec.volumes:type_name -> cove.v1.VolumeMount
-	43, // 6: cove.v1.SandboxSpec.network:type_name -> cove.v1.Network
-	44, // 7: cove.v1.End.at:type_name -> google.protobuf.Timestamp
-	2,  // 8: cove.v1.Sandbox.spec:type_name -> cove.v1.SandboxSpec
-	0,  // 9: cove.v1.Sandbox.state:type_name -> cove.v1.SandboxState
-	44, // 10: cove.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	44, // 11: cove.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
-	4,  // 12: cove.v1.Sandbox.end:type_name -> cove.v1.End
-	2,  // 13: cove.v1.CreateSandboxRequest.spec:type_name -> cove.v1.SandboxSpec
-	5,  // 14: cove.v1.CreateSandboxResponse.sandbox:type_name -> cove.v1.Sandbox
-	42, // 15: cove.v1.CreateSandboxResponse.node_time:type_name -> google.protobuf.Duration
-	5,  // 16: cove.v1.GetSandboxResponse.sandbox:type_name -> cove.v1.Sandbox
-	38, // 17: cove.v1.ListSandboxesRequest.labels:type_name -> cove.v1.ListSandboxesRequest.LabelsEntry
-	0,  // 18: cove.v1.ListSandboxesRequest.states:type_name -> cove.v1.SandboxState
-	5,  // 19: cove.v1.ListSandboxesResponse.sandboxes:type_name -> cove.v1.Sandbox
-	42, // 20: cove.v1.SetTimeoutRequest.timeout:type_name -> google.protobuf.Duration
-	5,  // 21: cove.v1.SetTimeoutResponse.sandbox:type_name -> cove.v1.Sandbox
-	5,  // 22: cove.v1.SetLeaseResponse.sandbox:type_name -> cove.v1.Sandbox
-	5,  // 23: cove.v1.ResetResponse.sandbox:type_name -> cove.v1.Sandbox
-	42, // 24: cove.v1.ResetResponse.node_time:type_name -> google.protobuf.Duration
-	5,  // 25: cove.v1.KillResponse.sandbox:type_name -> cove.v1.Sandbox
-	39, // 26: cove.v1.KillByLabelRequest.labels:type_name -> cove.v1.KillByLabelRequest.LabelsEntry
-	42, // 27: cove.v1.StatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	5,  // 28: cove.v1.PauseResponse.sandbox:type_name -> cove.v1.Sandbox
-	5,  // 29: cove.v1.ResumeResponse.sandbox:type_name -> cove.v1.Sandbox
-	42, // 30: cove.v1.ResumeResponse.node_time:type_name -> google.protobuf.Duration
-	40, // 31: cove.v1.ForkRequest.labels:type_name -> cove.v1.ForkRequest.LabelsEntry
-	41, // 32: cove.v1.ForkRequest.env:type_name -> cove.v1.ForkRequest.EnvEntry
-	42, // 33: cove.v1.ForkRequest.timeout:type_name -> google.protobuf.Duration
-	30, // 34: cove.v1.ForkResponse.results:type_name -> cove.v1.ForkResult
-	42, // 35: cove.v1.ForkResponse.paused:type_name -> google.protobuf.Duration
-	5,  // 36: cove.v1.ForkResult.sandbox:type_name -> cove.v1.Sandbox
-	45, // 37: cove.v1.ForkResult.error:type_name -> cove.v1.ErrorDetail
-	5,  // 38: cove.v1.RestoreResponse.sandbox:type_name -> cove.v1.Sandbox
-	42, // 39: cove.v1.RestoreResponse.node_time:type_name -> google.protobuf.Duration
-	35, // 40: cove.v1.TreeResponse.nodes:type_name -> cove.v1.TreeNode
-	44, // 41: cove.v1.TreeNode.created_at:type_name -> google.protobuf.Timestamp
-	6,  // 42: cove.v1.Sandboxes.Create:input_type -> cove.v1.CreateSandboxRequest
-	8,  // 43: cove.v1.Sandboxes.Get:input_type -> cove.v1.GetSandboxRequest
-	10, // 44: cove.v1.Sandboxes.List:input_type -> cove.v1.ListSandboxesRequest
-	12, // 45: cove.v1.Sandboxes.SetTimeout:input_type -> cove.v1.SetTimeoutRequest
-	14, // 46: cove.v1.Sandboxes.SetLease:input_type -> cove.v1.SetLeaseRequest
-	16, // 47: cove.v1.Sandboxes.Reset:input_type -> cove.v1.ResetRequest
-	18, // 48: cove.v1.Sandboxes.Kill:input_type -> cove.v1.KillRequest
-	20, // 49: cove.v1.Sandboxes.KillByLabel:input_type -> cove.v1.KillByLabelRequest
-	22, // 50: cove.v1.Sandboxes.Stats:input_type -> cove.v1.StatsRequest
-	24, // 51: cove.v1.Sandboxes.Pause:input_type -> cove.v1.PauseRequest
-	26, // 52: cove.v1.Sandboxes.Resume:input_type -> cove.v1.ResumeRequest
-	28, // 53: cove.v1.Sandboxes.Fork:input_type -> cove.v1.ForkRequest
-	31, // 54: cove.v1.Sandboxes.Restore:input_type -> cove.v1.RestoreRequest
-	46, // 55: cove.v1.Sandboxes.SetNetwork:input_type -> cove.v1.SetNetworkRequest
-	47, // 56: cove.v1.Sandboxes.GetNetwork:input_type -> cove.v1.GetNetworkRequest
-	48, // 57: cove.v1.Sandboxes.SetSecrets:input_type -> cove.v1.SetSecretsRequest
-	33, // 58: cove.v1.Sandboxes.Tree:input_type -> cove.v1.TreeRequest
-	7,  // 59: cove.v1.Sandboxes.Create:output_type -> cove.v1.CreateSandboxResponse
-	9,  // 60: cove.v1.Sandboxes.Get:output_type -> cove.v1.GetSandboxResponse
-	11, // 61: cove.v1.Sandboxes.List:output_type -> cove.v1.ListSandboxesResponse
-	13, // 62: cove.v1.Sandboxes.SetTimeout:output_type -> cove.v1.SetTimeoutResponse
-	15, // 63: cove.v1.Sandboxes.SetLease:output_type -> cove.v1.SetLeaseResponse
-	17, // 64: cove.v1.Sandboxes.Reset:output_type -> cove.v1.ResetResponse
-	19, // 65: cove.v1.Sandboxes.Kill:output_type -> cove.v1.KillResponse
-	21, // 66: cove.v1.Sandboxes.KillByLabel:output_type -> cove.v1.KillByLabelResponse
-	23, // 67: cove.v1.Sandboxes.Stats:output_type -> cove.v1.StatsResponse
-	25, // 68: cove.v1.Sandboxes.Pause:output_type -> cove.v1.PauseResponse
-	27, // 69: cove.v1.Sandboxes.Resume:output_type -> cove.v1.ResumeResponse
-	29, // 70: cove.v1.Sandboxes.Fork:output_type -> cove.v1.ForkResponse
-	32, // 71: cove.v1.Sandboxes.Restore:output_type -> cove.v1.RestoreResponse
-	49, // 72: cove.v1.Sandboxes.SetNetwork:output_type -> cove.v1.SetNetworkResponse
-	50, // 73: cove.v1.Sandboxes.GetNetwork:output_type -> cove.v1.GetNetworkResponse
-	51, // 74: cove.v1.Sandboxes.SetSecrets:output_type -> cove.v1.SetSecretsResponse
-	34, // 75: cove.v1.Sandboxes.Tree:output_type -> cove.v1.TreeResponse
-	59, // [59:76] is the sub-list for method output_type
-	42, // [42:59] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	43, // 1: cove.v1.SandboxSpec.env:type_name -> cove.v1.SandboxSpec.EnvEntry
+	44, // 2: cove.v1.SandboxSpec.labels:type_name -> cove.v1.SandboxSpec.LabelsEntry
+	49, // 3: cove.v1.SandboxSpec.timeout:type_name -> google.protobuf.Duration
+	49, // 4: cove.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	6,  // 5: cove.v1.SandboxSpec.volumes:type_name -> cove.v1.VolumeMount
+	50, // 6: cove.v1.SandboxSpec.network:type_name -> cove.v1.Network
+	4,  // 7: cove.v1.SandboxSpec.ingress:type_name -> cove.v1.Ingress
+	5,  // 8: cove.v1.SandboxSpec.rollout:type_name -> cove.v1.Rollout
+	3,  // 9: cove.v1.SandboxSpec.deterministic:type_name -> cove.v1.Deterministic
+	51, // 10: cove.v1.Deterministic.clock:type_name -> google.protobuf.Timestamp
+	51, // 11: cove.v1.End.at:type_name -> google.protobuf.Timestamp
+	2,  // 12: cove.v1.Sandbox.spec:type_name -> cove.v1.SandboxSpec
+	0,  // 13: cove.v1.Sandbox.state:type_name -> cove.v1.SandboxState
+	51, // 14: cove.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	51, // 15: cove.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
+	7,  // 16: cove.v1.Sandbox.end:type_name -> cove.v1.End
+	2,  // 17: cove.v1.CreateSandboxRequest.spec:type_name -> cove.v1.SandboxSpec
+	8,  // 18: cove.v1.CreateSandboxResponse.sandbox:type_name -> cove.v1.Sandbox
+	49, // 19: cove.v1.CreateSandboxResponse.node_time:type_name -> google.protobuf.Duration
+	8,  // 20: cove.v1.GetSandboxResponse.sandbox:type_name -> cove.v1.Sandbox
+	45, // 21: cove.v1.ListSandboxesRequest.labels:type_name -> cove.v1.ListSandboxesRequest.LabelsEntry
+	0,  // 22: cove.v1.ListSandboxesRequest.states:type_name -> cove.v1.SandboxState
+	8,  // 23: cove.v1.ListSandboxesResponse.sandboxes:type_name -> cove.v1.Sandbox
+	49, // 24: cove.v1.SetTimeoutRequest.timeout:type_name -> google.protobuf.Duration
+	8,  // 25: cove.v1.SetTimeoutResponse.sandbox:type_name -> cove.v1.Sandbox
+	8,  // 26: cove.v1.SetLeaseResponse.sandbox:type_name -> cove.v1.Sandbox
+	8,  // 27: cove.v1.ResetResponse.sandbox:type_name -> cove.v1.Sandbox
+	49, // 28: cove.v1.ResetResponse.node_time:type_name -> google.protobuf.Duration
+	8,  // 29: cove.v1.KillResponse.sandbox:type_name -> cove.v1.Sandbox
+	46, // 30: cove.v1.KillByLabelRequest.labels:type_name -> cove.v1.KillByLabelRequest.LabelsEntry
+	28, // 31: cove.v1.DiffResponse.changes:type_name -> cove.v1.FileChanged
+	49, // 32: cove.v1.DiffResponse.took:type_name -> google.protobuf.Duration
+	29, // 33: cove.v1.FileChanged.before:type_name -> cove.v1.FileState
+	29, // 34: cove.v1.FileChanged.now:type_name -> cove.v1.FileState
+	49, // 35: cove.v1.StatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	8,  // 36: cove.v1.PauseResponse.sandbox:type_name -> cove.v1.Sandbox
+	8,  // 37: cove.v1.ResumeResponse.sandbox:type_name -> cove.v1.Sandbox
+	49, // 38: cove.v1.ResumeResponse.node_time:type_name -> google.protobuf.Duration
+	47, // 39: cove.v1.ForkRequest.labels:type_name -> cove.v1.ForkRequest.LabelsEntry
+	48, // 40: cove.v1.ForkRequest.env:type_name -> cove.v1.ForkRequest.EnvEntry
+	49, // 41: cove.v1.ForkRequest.timeout:type_name -> google.protobuf.Duration
+	37, // 42: cove.v1.ForkResponse.results:type_name -> cove.v1.ForkResult
+	49, // 43: cove.v1.ForkResponse.paused:type_name -> google.protobuf.Duration
+	8,  // 44: cove.v1.ForkResult.sandbox:type_name -> cove.v1.Sandbox
+	52, // 45: cove.v1.ForkResult.error:type_name -> cove.v1.ErrorDetail
+	8,  // 46: cove.v1.RestoreResponse.sandbox:type_name -> cove.v1.Sandbox
+	49, // 47: cove.v1.RestoreResponse.node_time:type_name -> google.protobuf.Duration
+	42, // 48: cove.v1.TreeResponse.nodes:type_name -> cove.v1.TreeNode
+	51, // 49: cove.v1.TreeNode.created_at:type_name -> google.protobuf.Timestamp
+	9,  // 50: cove.v1.Sandboxes.Create:input_type -> cove.v1.CreateSandboxRequest
+	11, // 51: cove.v1.Sandboxes.Get:input_type -> cove.v1.GetSandboxRequest
+	13, // 52: cove.v1.Sandboxes.List:input_type -> cove.v1.ListSandboxesRequest
+	15, // 53: cove.v1.Sandboxes.SetTimeout:input_type -> cove.v1.SetTimeoutRequest
+	17, // 54: cove.v1.Sandboxes.SetLease:input_type -> cove.v1.SetLeaseRequest
+	19, // 55: cove.v1.Sandboxes.Reset:input_type -> cove.v1.ResetRequest
+	21, // 56: cove.v1.Sandboxes.Kill:input_type -> cove.v1.KillRequest
+	23, // 57: cove.v1.Sandboxes.KillByLabel:input_type -> cove.v1.KillByLabelRequest
+	26, // 58: cove.v1.Sandboxes.Diff:input_type -> cove.v1.DiffRequest
+	25, // 59: cove.v1.Sandboxes.Stats:input_type -> cove.v1.StatsRequest
+	31, // 60: cove.v1.Sandboxes.Pause:input_type -> cove.v1.PauseRequest
+	33, // 61: cove.v1.Sandboxes.Resume:input_type -> cove.v1.ResumeRequest
+	35, // 62: cove.v1.Sandboxes.Fork:input_type -> cove.v1.ForkRequest
+	38, // 63: cove.v1.Sandboxes.Restore:input_type -> cove.v1.RestoreRequest
+	53, // 64: cove.v1.Sandboxes.SetNetwork:input_type -> cove.v1.SetNetworkRequest
+	54, // 65: cove.v1.Sandboxes.GetNetwork:input_type -> cove.v1.GetNetworkRequest
+	55, // 66: cove.v1.Sandboxes.SetSecrets:input_type -> cove.v1.SetSecretsRequest
+	40, // 67: cove.v1.Sandboxes.Tree:input_type -> cove.v1.TreeRequest
+	10, // 68: cove.v1.Sandboxes.Create:output_type -> cove.v1.CreateSandboxResponse
+	12, // 69: cove.v1.Sandboxes.Get:output_type -> cove.v1.GetSandboxResponse
+	14, // 70: cove.v1.Sandboxes.List:output_type -> cove.v1.ListSandboxesResponse
+	16, // 71: cove.v1.Sandboxes.SetTimeout:output_type -> cove.v1.SetTimeoutResponse
+	18, // 72: cove.v1.Sandboxes.SetLease:output_type -> cove.v1.SetLeaseResponse
+	20, // 73: cove.v1.Sandboxes.Reset:output_type -> cove.v1.ResetResponse
+	22, // 74: cove.v1.Sandboxes.Kill:output_type -> cove.v1.KillResponse
+	24, // 75: cove.v1.Sandboxes.KillByLabel:output_type -> cove.v1.KillByLabelResponse
+	27, // 76: cove.v1.Sandboxes.Diff:output_type -> cove.v1.DiffResponse
+	30, // 77: cove.v1.Sandboxes.Stats:output_type -> cove.v1.StatsResponse
+	32, // 78: cove.v1.Sandboxes.Pause:output_type -> cove.v1.PauseResponse
+	34, // 79: cove.v1.Sandboxes.Resume:output_type -> cove.v1.ResumeResponse
+	36, // 80: cove.v1.Sandboxes.Fork:output_type -> cove.v1.ForkResponse
+	39, // 81: cove.v1.Sandboxes.Restore:output_type -> cove.v1.RestoreResponse
+	56, // 82: cove.v1.Sandboxes.SetNetwork:output_type -> cove.v1.SetNetworkResponse
+	57, // 83: cove.v1.Sandboxes.GetNetwork:output_type -> cove.v1.GetNetworkResponse
+	58, // 84: cove.v1.Sandboxes.SetSecrets:output_type -> cove.v1.SetSecretsResponse
+	41, // 85: cove.v1.Sandboxes.Tree:output_type -> cove.v1.TreeResponse
+	68, // [68:86] is the sub-list for method output_type
+	50, // [50:68] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_sandbox_proto_init() }
@@ -2572,14 +3274,14 @@ func file_cove_v1_sandbox_proto_init() {
 	file_cove_v1_admin_proto_init()
 	file_cove_v1_network_proto_init()
 	file_cove_v1_secret_proto_init()
-	file_cove_v1_sandbox_proto_msgTypes[27].OneofWrappers = []any{}
+	file_cove_v1_sandbox_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_sandbox_proto_rawDesc), len(file_cove_v1_sandbox_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   41,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -38,6 +38,10 @@ const (
 	TemplatesGetProcedure = "/cove.v1.Templates/Get"
 	// TemplatesListProcedure is the fully-qualified name of the Templates's List RPC.
 	TemplatesListProcedure = "/cove.v1.Templates/List"
+	// TemplatesTagProcedure is the fully-qualified name of the Templates's Tag RPC.
+	TemplatesTagProcedure = "/cove.v1.Templates/Tag"
+	// TemplatesUntagProcedure is the fully-qualified name of the Templates's Untag RPC.
+	TemplatesUntagProcedure = "/cove.v1.Templates/Untag"
 	// TemplatesDeleteProcedure is the fully-qualified name of the Templates's Delete RPC.
 	TemplatesDeleteProcedure = "/cove.v1.Templates/Delete"
 )
@@ -51,6 +55,11 @@ type TemplatesClient interface {
 	Build(context.Context, *connect.Request[BuildTemplateRequest]) (*connect.ServerStreamForClient[BuildTemplateEvent], error)
 	Get(context.Context, *connect.Request[GetTemplateRequest]) (*connect.Response[GetTemplateResponse], error)
 	List(context.Context, *connect.Request[ListTemplatesRequest]) (*connect.Response[ListTemplatesResponse], error)
+	// Tag has a version carry tags, by which it is then named too ("name:tag"); no
+	// other version of its name carries them any more.
+	Tag(context.Context, *connect.Request[TagTemplateRequest]) (*connect.Response[TagTemplateResponse], error)
+	// Untag takes tags off whichever version carries them.
+	Untag(context.Context, *connect.Request[UntagTemplateRequest]) (*connect.Response[UntagTemplateResponse], error)
 	// Delete removes one version, or all of them.
 	Delete(context.Context, *connect.Request[DeleteTemplateRequest]) (*connect.Response[DeleteTemplateResponse], error)
 }
@@ -86,6 +95,18 @@ func NewTemplatesClient(httpClient connect.HTTPClient, baseURL string, opts ...c
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		tag: connect.NewClient[TagTemplateRequest, TagTemplateResponse](
+			httpClient,
+			baseURL+TemplatesTagProcedure,
+			connect.WithSchema(templatesMethods.ByName("Tag")),
+			connect.WithClientOptions(opts...),
+		),
+		untag: connect.NewClient[UntagTemplateRequest, UntagTemplateResponse](
+			httpClient,
+			baseURL+TemplatesUntagProcedure,
+			connect.WithSchema(templatesMethods.ByName("Untag")),
+			connect.WithClientOptions(opts...),
+		),
 		delete: connect.NewClient[DeleteTemplateRequest, DeleteTemplateResponse](
 			httpClient,
 			baseURL+TemplatesDeleteProcedure,
@@ -100,6 +121,8 @@ type templatesClient struct {
 	build  *connect.Client[BuildTemplateRequest, BuildTemplateEvent]
 	get    *connect.Client[GetTemplateRequest, GetTemplateResponse]
 	list   *connect.Client[ListTemplatesRequest, ListTemplatesResponse]
+	tag    *connect.Client[TagTemplateRequest, TagTemplateResponse]
+	untag  *connect.Client[UntagTemplateRequest, UntagTemplateResponse]
 	delete *connect.Client[DeleteTemplateRequest, DeleteTemplateResponse]
 }
 
@@ -118,6 +141,16 @@ func (c *templatesClient) List(ctx context.Context, req *connect.Request[ListTem
 	return c.list.CallUnary(ctx, req)
 }
 
+// Tag calls cove.v1.Templates.Tag.
+func (c *templatesClient) Tag(ctx context.Context, req *connect.Request[TagTemplateRequest]) (*connect.Response[TagTemplateResponse], error) {
+	return c.tag.CallUnary(ctx, req)
+}
+
+// Untag calls cove.v1.Templates.Untag.
+func (c *templatesClient) Untag(ctx context.Context, req *connect.Request[UntagTemplateRequest]) (*connect.Response[UntagTemplateResponse], error) {
+	return c.untag.CallUnary(ctx, req)
+}
+
 // Delete calls cove.v1.Templates.Delete.
 func (c *templatesClient) Delete(ctx context.Context, req *connect.Request[DeleteTemplateRequest]) (*connect.Response[DeleteTemplateResponse], error) {
 	return c.delete.CallUnary(ctx, req)
@@ -132,6 +165,11 @@ type TemplatesHandler interface {
 	Build(context.Context, *connect.Request[BuildTemplateRequest], *connect.ServerStream[BuildTemplateEvent]) error
 	Get(context.Context, *connect.Request[GetTemplateRequest]) (*connect.Response[GetTemplateResponse], error)
 	List(context.Context, *connect.Request[ListTemplatesRequest]) (*connect.Response[ListTemplatesResponse], error)
+	// Tag has a version carry tags, by which it is then named too ("name:tag"); no
+	// other version of its name carries them any more.
+	Tag(context.Context, *connect.Request[TagTemplateRequest]) (*connect.Response[TagTemplateResponse], error)
+	// Untag takes tags off whichever version carries them.
+	Untag(context.Context, *connect.Request[UntagTemplateRequest]) (*connect.Response[UntagTemplateResponse], error)
 	// Delete removes one version, or all of them.
 	Delete(context.Context, *connect.Request[DeleteTemplateRequest]) (*connect.Response[DeleteTemplateResponse], error)
 }
@@ -163,6 +201,18 @@ func NewTemplatesHandler(svc TemplatesHandler, opts ...connect.HandlerOption) (s
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	templatesTagHandler := connect.NewUnaryHandler(
+		TemplatesTagProcedure,
+		svc.Tag,
+		connect.WithSchema(templatesMethods.ByName("Tag")),
+		connect.WithHandlerOptions(opts...),
+	)
+	templatesUntagHandler := connect.NewUnaryHandler(
+		TemplatesUntagProcedure,
+		svc.Untag,
+		connect.WithSchema(templatesMethods.ByName("Untag")),
+		connect.WithHandlerOptions(opts...),
+	)
 	templatesDeleteHandler := connect.NewUnaryHandler(
 		TemplatesDeleteProcedure,
 		svc.Delete,
@@ -177,6 +227,10 @@ func NewTemplatesHandler(svc TemplatesHandler, opts ...connect.HandlerOption) (s
 			templatesGetHandler.ServeHTTP(w, r)
 		case TemplatesListProcedure:
 			templatesListHandler.ServeHTTP(w, r)
+		case TemplatesTagProcedure:
+			templatesTagHandler.ServeHTTP(w, r)
+		case TemplatesUntagProcedure:
+			templatesUntagHandler.ServeHTTP(w, r)
 		case TemplatesDeleteProcedure:
 			templatesDeleteHandler.ServeHTTP(w, r)
 		default:
@@ -198,6 +252,14 @@ func (UnimplementedTemplatesHandler) Get(context.Context, *connect.Request[GetTe
 
 func (UnimplementedTemplatesHandler) List(context.Context, *connect.Request[ListTemplatesRequest]) (*connect.Response[ListTemplatesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Templates.List is not implemented"))
+}
+
+func (UnimplementedTemplatesHandler) Tag(context.Context, *connect.Request[TagTemplateRequest]) (*connect.Response[TagTemplateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Templates.Tag is not implemented"))
+}
+
+func (UnimplementedTemplatesHandler) Untag(context.Context, *connect.Request[UntagTemplateRequest]) (*connect.Response[UntagTemplateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cove.v1.Templates.Untag is not implemented"))
 }
 
 func (UnimplementedTemplatesHandler) Delete(context.Context, *connect.Request[DeleteTemplateRequest]) (*connect.Response[DeleteTemplateResponse], error) {

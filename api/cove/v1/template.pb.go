@@ -36,6 +36,7 @@ type Template struct {
 	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	BuildTime     *durationpb.Duration   `protobuf:"bytes,10,opt,name=build_time,json=buildTime,proto3" json:"build_time,omitempty"`
 	Size          int64                  `protobuf:"varint,11,opt,name=size,proto3" json:"size,omitempty"`
+	Tags          []string               `protobuf:"bytes,12,rep,name=tags,proto3" json:"tags,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -145,6 +146,13 @@ func (x *Template) GetSize() int64 {
 		return x.Size
 	}
 	return 0
+}
+
+func (x *Template) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
 }
 
 type BuildTemplateRequest struct {
@@ -467,6 +475,190 @@ func (x *ListTemplatesResponse) GetTemplates() []*Template {
 	return nil
 }
 
+type TagTemplateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "name", "name@version" or "name:tag"
+	Tags          []string               `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TagTemplateRequest) Reset() {
+	*x = TagTemplateRequest{}
+	mi := &file_cove_v1_template_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TagTemplateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TagTemplateRequest) ProtoMessage() {}
+
+func (x *TagTemplateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_template_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TagTemplateRequest.ProtoReflect.Descriptor instead.
+func (*TagTemplateRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_template_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TagTemplateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TagTemplateRequest) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+type TagTemplateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Template      *Template              `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TagTemplateResponse) Reset() {
+	*x = TagTemplateResponse{}
+	mi := &file_cove_v1_template_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TagTemplateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TagTemplateResponse) ProtoMessage() {}
+
+func (x *TagTemplateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_template_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TagTemplateResponse.ProtoReflect.Descriptor instead.
+func (*TagTemplateResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_template_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *TagTemplateResponse) GetTemplate() *Template {
+	if x != nil {
+		return x.Template
+	}
+	return nil
+}
+
+type UntagTemplateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Tags          []string               `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UntagTemplateRequest) Reset() {
+	*x = UntagTemplateRequest{}
+	mi := &file_cove_v1_template_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UntagTemplateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UntagTemplateRequest) ProtoMessage() {}
+
+func (x *UntagTemplateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_template_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UntagTemplateRequest.ProtoReflect.Descriptor instead.
+func (*UntagTemplateRequest) Descriptor() ([]byte, []int) {
+	return file_cove_v1_template_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *UntagTemplateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *UntagTemplateRequest) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+type UntagTemplateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UntagTemplateResponse) Reset() {
+	*x = UntagTemplateResponse{}
+	mi := &file_cove_v1_template_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UntagTemplateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UntagTemplateResponse) ProtoMessage() {}
+
+func (x *UntagTemplateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cove_v1_template_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UntagTemplateResponse.ProtoReflect.Descriptor instead.
+func (*UntagTemplateResponse) Descriptor() ([]byte, []int) {
+	return file_cove_v1_template_proto_rawDescGZIP(), []int{10}
+}
+
 type DeleteTemplateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -476,7 +668,7 @@ type DeleteTemplateRequest struct {
 
 func (x *DeleteTemplateRequest) Reset() {
 	*x = DeleteTemplateRequest{}
-	mi := &file_cove_v1_template_proto_msgTypes[7]
+	mi := &file_cove_v1_template_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -488,7 +680,7 @@ func (x *DeleteTemplateRequest) String() string {
 func (*DeleteTemplateRequest) ProtoMessage() {}
 
 func (x *DeleteTemplateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_template_proto_msgTypes[7]
+	mi := &file_cove_v1_template_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -501,7 +693,7 @@ func (x *DeleteTemplateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTemplateRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTemplateRequest) Descriptor() ([]byte, []int) {
-	return file_cove_v1_template_proto_rawDescGZIP(), []int{7}
+	return file_cove_v1_template_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteTemplateRequest) GetName() string {
@@ -520,7 +712,7 @@ type DeleteTemplateResponse struct {
 
 func (x *DeleteTemplateResponse) Reset() {
 	*x = DeleteTemplateResponse{}
-	mi := &file_cove_v1_template_proto_msgTypes[8]
+	mi := &file_cove_v1_template_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -532,7 +724,7 @@ func (x *DeleteTemplateResponse) String() string {
 func (*DeleteTemplateResponse) ProtoMessage() {}
 
 func (x *DeleteTemplateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cove_v1_template_proto_msgTypes[8]
+	mi := &file_cove_v1_template_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -545,7 +737,7 @@ func (x *DeleteTemplateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTemplateResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTemplateResponse) Descriptor() ([]byte, []int) {
-	return file_cove_v1_template_proto_rawDescGZIP(), []int{8}
+	return file_cove_v1_template_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteTemplateResponse) GetVersions() []int64 {
@@ -559,7 +751,7 @@ var File_cove_v1_template_proto protoreflect.FileDescriptor
 
 const file_cove_v1_template_proto_rawDesc = "" +
 	"\n" +
-	"\x16cove/v1/template.proto\x12\acove.v1\x1a\x15cove/v1/sandbox.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x03\n" +
+	"\x16cove/v1/template.proto\x12\acove.v1\x1a\x15cove/v1/sandbox.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb5\x03\n" +
 	"\bTemplate\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12(\n" +
@@ -575,7 +767,8 @@ const file_cove_v1_template_proto_rawDesc = "" +
 	"\n" +
 	"build_time\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\tbuildTime\x12\x12\n" +
-	"\x04size\x18\v \x01(\x03R\x04size\"\xee\x01\n" +
+	"\x04size\x18\v \x01(\x03R\x04size\x12\x12\n" +
+	"\x04tags\x18\f \x03(\tR\x04tags\"\xee\x01\n" +
 	"\x14BuildTemplateRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
 	"\x04spec\x18\x02 \x01(\v2\x14.cove.v1.SandboxSpecR\x04spec\x12\x14\n" +
@@ -595,15 +788,26 @@ const file_cove_v1_template_proto_rawDesc = "" +
 	"\x14ListTemplatesRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"H\n" +
 	"\x15ListTemplatesResponse\x12/\n" +
-	"\ttemplates\x18\x01 \x03(\v2\x11.cove.v1.TemplateR\ttemplates\"+\n" +
+	"\ttemplates\x18\x01 \x03(\v2\x11.cove.v1.TemplateR\ttemplates\"<\n" +
+	"\x12TagTemplateRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04tags\x18\x02 \x03(\tR\x04tags\"D\n" +
+	"\x13TagTemplateResponse\x12-\n" +
+	"\btemplate\x18\x01 \x01(\v2\x11.cove.v1.TemplateR\btemplate\">\n" +
+	"\x14UntagTemplateRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04tags\x18\x02 \x03(\tR\x04tags\"\x17\n" +
+	"\x15UntagTemplateResponse\"+\n" +
 	"\x15DeleteTemplateRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"4\n" +
 	"\x16DeleteTemplateResponse\x12\x1a\n" +
-	"\bversions\x18\x01 \x03(\x03R\bversions2\xb0\x02\n" +
+	"\bversions\x18\x01 \x03(\x03R\bversions2\xba\x03\n" +
 	"\tTemplates\x12E\n" +
 	"\x05Build\x12\x1d.cove.v1.BuildTemplateRequest\x1a\x1b.cove.v1.BuildTemplateEvent0\x01\x12E\n" +
 	"\x03Get\x12\x1b.cove.v1.GetTemplateRequest\x1a\x1c.cove.v1.GetTemplateResponse\"\x03\x90\x02\x01\x12J\n" +
-	"\x04List\x12\x1d.cove.v1.ListTemplatesRequest\x1a\x1e.cove.v1.ListTemplatesResponse\"\x03\x90\x02\x01\x12I\n" +
+	"\x04List\x12\x1d.cove.v1.ListTemplatesRequest\x1a\x1e.cove.v1.ListTemplatesResponse\"\x03\x90\x02\x01\x12@\n" +
+	"\x03Tag\x12\x1b.cove.v1.TagTemplateRequest\x1a\x1c.cove.v1.TagTemplateResponse\x12F\n" +
+	"\x05Untag\x12\x1d.cove.v1.UntagTemplateRequest\x1a\x1e.cove.v1.UntagTemplateResponse\x12I\n" +
 	"\x06Delete\x12\x1e.cove.v1.DeleteTemplateRequest\x1a\x1f.cove.v1.DeleteTemplateResponseB1Z/github.com/cove-sandbox/cove/api/cove/v1;covev1b\x06proto3"
 
 var (
@@ -618,7 +822,7 @@ func file_cove_v1_template_proto_rawDescGZIP() []byte {
 	return file_cove_v1_template_proto_rawDescData
 }
 
-var file_cove_v1_template_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_cove_v1_template_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_cove_v1_template_proto_goTypes = []any{
 	(*Template)(nil),               // 0: cove.v1.Template
 	(*BuildTemplateRequest)(nil),   // 1: cove.v1.BuildTemplateRequest
@@ -627,35 +831,44 @@ var file_cove_v1_template_proto_goTypes = []any{
 	(*GetTemplateResponse)(nil),    // 4: cove.v1.GetTemplateResponse
 	(*ListTemplatesRequest)(nil),   // 5: cove.v1.ListTemplatesRequest
 	(*ListTemplatesResponse)(nil),  // 6: cove.v1.ListTemplatesResponse
-	(*DeleteTemplateRequest)(nil),  // 7: cove.v1.DeleteTemplateRequest
-	(*DeleteTemplateResponse)(nil), // 8: cove.v1.DeleteTemplateResponse
-	(*SandboxSpec)(nil),            // 9: cove.v1.SandboxSpec
-	(*durationpb.Duration)(nil),    // 10: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 11: google.protobuf.Timestamp
+	(*TagTemplateRequest)(nil),     // 7: cove.v1.TagTemplateRequest
+	(*TagTemplateResponse)(nil),    // 8: cove.v1.TagTemplateResponse
+	(*UntagTemplateRequest)(nil),   // 9: cove.v1.UntagTemplateRequest
+	(*UntagTemplateResponse)(nil),  // 10: cove.v1.UntagTemplateResponse
+	(*DeleteTemplateRequest)(nil),  // 11: cove.v1.DeleteTemplateRequest
+	(*DeleteTemplateResponse)(nil), // 12: cove.v1.DeleteTemplateResponse
+	(*SandboxSpec)(nil),            // 13: cove.v1.SandboxSpec
+	(*durationpb.Duration)(nil),    // 14: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 15: google.protobuf.Timestamp
 }
 var file_cove_v1_template_proto_depIdxs = []int32{
-	9,  // 0: cove.v1.Template.spec:type_name -> cove.v1.SandboxSpec
-	10, // 1: cove.v1.Template.ready_timeout:type_name -> google.protobuf.Duration
-	11, // 2: cove.v1.Template.created_at:type_name -> google.protobuf.Timestamp
-	10, // 3: cove.v1.Template.build_time:type_name -> google.protobuf.Duration
-	9,  // 4: cove.v1.BuildTemplateRequest.spec:type_name -> cove.v1.SandboxSpec
-	10, // 5: cove.v1.BuildTemplateRequest.ready_timeout:type_name -> google.protobuf.Duration
+	13, // 0: cove.v1.Template.spec:type_name -> cove.v1.SandboxSpec
+	14, // 1: cove.v1.Template.ready_timeout:type_name -> google.protobuf.Duration
+	15, // 2: cove.v1.Template.created_at:type_name -> google.protobuf.Timestamp
+	14, // 3: cove.v1.Template.build_time:type_name -> google.protobuf.Duration
+	13, // 4: cove.v1.BuildTemplateRequest.spec:type_name -> cove.v1.SandboxSpec
+	14, // 5: cove.v1.BuildTemplateRequest.ready_timeout:type_name -> google.protobuf.Duration
 	0,  // 6: cove.v1.BuildTemplateEvent.template:type_name -> cove.v1.Template
 	0,  // 7: cove.v1.GetTemplateResponse.template:type_name -> cove.v1.Template
 	0,  // 8: cove.v1.ListTemplatesResponse.templates:type_name -> cove.v1.Template
-	1,  // 9: cove.v1.Templates.Build:input_type -> cove.v1.BuildTemplateRequest
-	3,  // 10: cove.v1.Templates.Get:input_type -> cove.v1.GetTemplateRequest
-	5,  // 11: cove.v1.Templates.List:input_type -> cove.v1.ListTemplatesRequest
-	7,  // 12: cove.v1.Templates.Delete:input_type -> cove.v1.DeleteTemplateRequest
-	2,  // 13: cove.v1.Templates.Build:output_type -> cove.v1.BuildTemplateEvent
-	4,  // 14: cove.v1.Templates.Get:output_type -> cove.v1.GetTemplateResponse
-	6,  // 15: cove.v1.Templates.List:output_type -> cove.v1.ListTemplatesResponse
-	8,  // 16: cove.v1.Templates.Delete:output_type -> cove.v1.DeleteTemplateResponse
-	13, // [13:17] is the sub-list for method output_type
-	9,  // [9:13] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	0,  // 9: cove.v1.TagTemplateResponse.template:type_name -> cove.v1.Template
+	1,  // 10: cove.v1.Templates.Build:input_type -> cove.v1.BuildTemplateRequest
+	3,  // 11: cove.v1.Templates.Get:input_type -> cove.v1.GetTemplateRequest
+	5,  // 12: cove.v1.Templates.List:input_type -> cove.v1.ListTemplatesRequest
+	7,  // 13: cove.v1.Templates.Tag:input_type -> cove.v1.TagTemplateRequest
+	9,  // 14: cove.v1.Templates.Untag:input_type -> cove.v1.UntagTemplateRequest
+	11, // 15: cove.v1.Templates.Delete:input_type -> cove.v1.DeleteTemplateRequest
+	2,  // 16: cove.v1.Templates.Build:output_type -> cove.v1.BuildTemplateEvent
+	4,  // 17: cove.v1.Templates.Get:output_type -> cove.v1.GetTemplateResponse
+	6,  // 18: cove.v1.Templates.List:output_type -> cove.v1.ListTemplatesResponse
+	8,  // 19: cove.v1.Templates.Tag:output_type -> cove.v1.TagTemplateResponse
+	10, // 20: cove.v1.Templates.Untag:output_type -> cove.v1.UntagTemplateResponse
+	12, // 21: cove.v1.Templates.Delete:output_type -> cove.v1.DeleteTemplateResponse
+	16, // [16:22] is the sub-list for method output_type
+	10, // [10:16] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_template_proto_init() }
@@ -670,7 +883,7 @@ func file_cove_v1_template_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_template_proto_rawDesc), len(file_cove_v1_template_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -9,10 +9,11 @@ import (
 	"testing"
 
 	"github.com/cove-sandbox/cove/cas"
+	"github.com/cove-sandbox/cove/internal/seal"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-func codec(t testing.TB, keys *cas.Keyring) *Codec {
+func codec(t testing.TB, keys *seal.Keyring) *Codec {
 	t.Helper()
 	c, err := NewCodec(keys, 2)
 	if err != nil {
@@ -52,7 +53,7 @@ func TestReadsVersion1(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	raw = []byte(goldenSealed)
-	c = codec(t, cas.NewKeyring([32]byte{1, 2, 3}))
+	c = codec(t, seal.NewKeyring([32]byte{1, 2, 3}))
 	if b, err = c.Open(bytes.NewReader(raw), int64(len(raw)), id); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +75,7 @@ func TestNewerVersionIsNotCalledCorrupt(t *testing.T) {
 // Whatever the bytes, a reader gives out the content or says corrupt, and takes
 // no more memory than a frame or two.
 func FuzzOpen(f *testing.F) {
-	plain, sealed := codec(f, nil), codec(f, cas.NewKeyring([32]byte{1}))
+	plain, sealed := codec(f, nil), codec(f, seal.NewKeyring([32]byte{1}))
 	content := append(bytes.Repeat([]byte("text"), 100<<10), 1, 2, 3)
 	for _, c := range []*Codec{plain, sealed} {
 		f.Add(encode(f, c, []byte("hello"), true))

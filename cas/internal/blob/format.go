@@ -19,16 +19,13 @@
 package blob
 
 import (
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/hkdf"
 	"crypto/sha256"
 	"encoding/binary"
 	"hash/crc32"
 
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/cove-sandbox/cove/cas"
+	"github.com/cove-sandbox/cove/internal/seal"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -42,7 +39,7 @@ const (
 	version    = 1
 	headerSize = 64
 	headSize   = 4 // of a frame
-	tagSize    = 16
+	tagSize    = seal.TagSize
 	endPayload = 8 + sha256.Size
 	endSize    = headSize + endPayload + tagSize
 	frameMax   = headSize + FrameSize + tagSize
@@ -66,14 +63,14 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // A Codec writes and reads the stored form. It may be used concurrently.
 type Codec struct {
-	keys *cas.Keyring
+	keys *seal.Keyring
 	enc  *zstd.Encoder
 	dec  *zstd.Decoder
 }
 
 // NewCodec makes a codec; keys may be nil. parallel is how many frames may be
 // (de)compressed at a time; more wait.
-func NewCodec(keys *cas.Keyring, parallel int) (*Codec, error) {
+func NewCodec(keys *seal.Keyring, parallel int) (*Codec, error) {
 	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(parallel),
 		zstd.WithWindowSize(FrameSize), zstd.WithEncoderCRC(false), zstd.WithLowerEncoderMem(true))
 	if err != nil {
@@ -91,34 +88,17 @@ func NewCodec(keys *cas.Keyring, parallel int) (*Codec, error) {
 // frames authenticates the frames of one blob.
 type frames struct {
 	header [headerSize]byte
-	aead   cipher.AEAD // nil: CRC-32C
+	sealed *seal.Frames // nil: CRC-32C
 }
 
 // newFrames derives the key of one blob. The salt is random per blob, so each
 // AES key seals one blob only and a counter is a nonce that never repeats.
-func newFrames(header [headerSize]byte, key [cas.KeySize]byte) (*frames, error) {
+func newFrames(header [headerSize]byte, key [seal.KeySize]byte) *frames {
 	f := &frames{header: header}
-	if header[9]&flagSealed == 0 {
-		return f, nil
+	if header[9]&flagSealed != 0 {
+		f.sealed = seal.NewFrames(key, header[24:56], hkdfInfo)
 	}
-	derived, err := hkdf.Key(sha256.New, key[:], header[24:56], hkdfInfo, cas.KeySize)
-	if err != nil {
-		return nil, err
-	}
-	block, err := aes.NewCipher(derived)
-	if err != nil {
-		return nil, err
-	}
-	f.aead, err = cipher.NewGCM(block)
-	return f, err
-}
-
-func nonce(number uint64, last bool) (n [12]byte) {
-	binary.BigEndian.PutUint64(n[3:], number)
-	if last {
-		n[11] = 1
-	}
-	return n
+	return f
 }
 
 func (f *frames) aad(head []byte) []byte {
@@ -130,9 +110,8 @@ func (f *frames) aad(head []byte) []byte {
 // buf needs tagSize of room behind it.
 func (f *frames) seal(buf []byte, number uint64) []byte {
 	head, payload := buf[:headSize], buf[headSize:]
-	if f.aead != nil {
-		n := nonce(number, false)
-		return buf[:headSize+len(f.aead.Seal(payload[:0], n[:], payload, f.aad(head)))]
+	if f.sealed != nil {
+		return buf[:headSize+len(f.sealed.Seal(payload[:0], number, false, payload, f.aad(head)))]
 	}
 	tag := f.checksum(head, payload, number, false)
 	return append(buf, tag[:]...)
@@ -142,10 +121,8 @@ func (f *frames) seal(buf []byte, number uint64) []byte {
 // same memory; false if it is not what was sealed.
 func (f *frames) open(buf []byte, number uint64) ([]byte, bool) {
 	head, rest := buf[:headSize], buf[headSize:]
-	if f.aead != nil {
-		n := nonce(number, false)
-		payload, err := f.aead.Open(rest[:0], n[:], rest, f.aad(head))
-		return payload, err == nil
+	if f.sealed != nil {
+		return f.sealed.Open(rest[:0], number, false, rest, f.aad(head))
 	}
 	payload := rest[:len(rest)-tagSize]
 	return payload, f.checksum(head, payload, number, false) == [tagSize]byte(rest[len(payload):])
@@ -154,7 +131,7 @@ func (f *frames) open(buf []byte, number uint64) ([]byte, bool) {
 // checksum finds accidents, not forgers: that takes a key. The content's
 // SHA-256 is checked on top, against the name.
 func (f *frames) checksum(head, payload []byte, number uint64, last bool) (tag [tagSize]byte) {
-	n := nonce(number, last)
+	n := seal.Nonce(number, last)
 	sum := crc32.Update(0, castagnoli, f.header[:])
 	sum = crc32.Update(sum, castagnoli, n[:])
 	sum = crc32.Update(sum, castagnoli, head)

@@ -10,6 +10,7 @@ import (
 	"io"
 
 	"github.com/cove-sandbox/cove/cas"
+	"github.com/cove-sandbox/cove/internal/seal"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -43,9 +44,7 @@ func (c *Codec) Open(r io.ReaderAt, stored int64, id cas.ID) (*Blob, error) {
 			Err: &cas.BlobError{ID: id, Reason: "sealed with key " + keyID.String() + ", which is not in the keyring"}}).
 			WithHint("add the key with id %s to the key file, below the active one", keyID)
 	}
-	if b.frames, err = newFrames(b.frames.header, key); err != nil {
-		return nil, err
-	}
+	b.frames = newFrames(b.frames.header, key)
 	end, err := b.readEnd()
 	if err != nil {
 		return nil, err
@@ -68,46 +67,46 @@ func (c *Codec) Stat(r io.ReaderAt, stored int64, id cas.ID) (int64, error) {
 }
 
 // outline reads header and end record and checks whatever needs no key.
-func (c *Codec) outline(r io.ReaderAt, stored int64, id cas.ID) (*Blob, cas.KeyID, error) {
+func (c *Codec) outline(r io.ReaderAt, stored int64, id cas.ID) (*Blob, seal.KeyID, error) {
 	b := &Blob{ID: id, c: c, r: r, stored: stored, frames: &frames{}}
 	want, err := id.Sum()
 	if err != nil {
-		return nil, cas.KeyID{}, err
+		return nil, seal.KeyID{}, err
 	}
 	if stored < Overhead {
-		return nil, cas.KeyID{}, Corrupt(id, "truncated")
+		return nil, seal.KeyID{}, Corrupt(id, "truncated")
 	}
 	h := &b.frames.header
 	if err := b.readAt(h[:], 0); err != nil {
-		return nil, cas.KeyID{}, err
+		return nil, seal.KeyID{}, err
 	}
 	switch {
 	case string(h[:8]) != magic:
-		return nil, cas.KeyID{}, Corrupt(id, "not in the format of a blob")
+		return nil, seal.KeyID{}, Corrupt(id, "not in the format of a blob")
 	case h[8] != version || h[9]&^flagSealed != 0:
-		return nil, cas.KeyID{}, sandbox.Errorf(sandbox.Unsupported, "", "blob %s: format version %d, flags %#x", id, h[8], h[9]).
+		return nil, seal.KeyID{}, sandbox.Errorf(sandbox.Unsupported, "", "blob %s: format version %d, flags %#x", id, h[8], h[9]).
 			WithHint("written by a newer cove: use that, or delete it")
 	}
 	end, err := b.readEnd()
 	if err != nil {
-		return nil, cas.KeyID{}, err
+		return nil, seal.KeyID{}, err
 	}
 	if n, kind := parseHead(end[:]); n != endPayload || kind != kindEnd {
-		return nil, cas.KeyID{}, Corrupt(id, "no end record: truncated, or something was appended")
+		return nil, seal.KeyID{}, Corrupt(id, "no end record: truncated, or something was appended")
 	}
 	size := binary.BigEndian.Uint64(end[headSize:])
 	copy(b.sum[:], end[headSize+8:])
 	if b.sum != want {
-		return nil, cas.KeyID{}, Corrupt(id, "holds the content of "+string(cas.IDOf(b.sum)))
+		return nil, seal.KeyID{}, Corrupt(id, "holds the content of "+string(cas.IDOf(b.sum)))
 	}
 	// zstd reaches some 1:30000 on zeros; anything above what frames of 1 byte
 	// could hold is a lie, found before somebody allocates for it.
 	body := uint64(stored - Overhead)
 	if size > body/(headSize+1+tagSize)*FrameSize {
-		return nil, cas.KeyID{}, Corrupt(id, "claims more content than its frames can hold")
+		return nil, seal.KeyID{}, Corrupt(id, "claims more content than its frames can hold")
 	}
 	b.Size = int64(size)
-	return b, cas.KeyID(h[16:24]), nil
+	return b, seal.KeyID(h[16:24]), nil
 }
 
 func (b *Blob) readEnd() (end [endSize]byte, err error) {

@@ -45,10 +45,7 @@ func (c *Codec) NewWriter(w io.Writer, compress bool, known *[sha256.Size]byte) 
 		header[9] = flagSealed
 		copy(header[16:24], id[:])
 	}
-	var err error
-	if bw.frames, err = newFrames(header, key); err != nil {
-		return nil, err
-	}
+	bw.frames = newFrames(header, key)
 	return bw, bw.emit(header[:])
 }
 
@@ -139,9 +136,8 @@ func (f *frames) sealEnd(end []byte, number uint64) []byte {
 }
 
 func (f *frames) endTag(end []byte, number uint64) [tagSize]byte {
-	if f.aead == nil {
+	if f.sealed == nil {
 		return f.checksum(end[:headSize], end[headSize:], number, true)
 	}
-	n := nonce(number, true)
-	return [tagSize]byte(f.aead.Seal(nil, n[:], nil, f.aad(end)))
+	return [tagSize]byte(f.sealed.Seal(nil, number, true, nil, f.aad(end)))
 }

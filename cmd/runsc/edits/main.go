@@ -1,10 +1,12 @@
 // Command edits makes the gVisor that bin/runsc is built of: the pinned module
 // with a few places changed: a kernel restores in two thirds of the time
 // (table.go), no call to its guest is lost (table_calls.go), root inside has more
-// and leaves nothing (table_root.go), errors are Linux's (table_answers.go). What
+// and leaves nothing (table_root.go), errors are Linux's (table_answers.go), memory
+// that is only read takes none (table_zero.go), limits are shown (table_limits.go). What
 // each change brings is said there.
 //
-//	edits MODULE DIR    copy MODULE (as "go list -m" names it) to DIR, changed
+//	edits MODULE DIR             copy MODULE (as "go list -m" names it) to DIR, changed
+//	edits -runtime GOROOT JSON   write an overlay of Go's own runtime, see overlay.go
 //
 // gVisor is changed only where it costs, or loses, what cannot be had from outside, and
 // never allows more than it did, but for tracing one's own processes. What plain gVisor wrote is still read; where we write
@@ -27,11 +29,17 @@ import (
 var added embed.FS
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: edits MODULE DIR")
+	var err error
+	switch {
+	case len(os.Args) == 4 && os.Args[1] == "-runtime":
+		_, err = overlay(os.Args[2], os.Args[3])
+	case len(os.Args) == 3:
+		err = run(os.Args[1], os.Args[2])
+	default:
+		fmt.Fprintln(os.Stderr, "usage: edits MODULE DIR | edits -runtime GOROOT JSON")
 		os.Exit(2)
 	}
-	if err := run(os.Args[1], os.Args[2]); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "edits:", err)
 		os.Exit(1)
 	}

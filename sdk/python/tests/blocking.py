@@ -14,6 +14,7 @@ _KINDS = (
     cove.AsyncSandbox,
     cove.AsyncPort,
     cove.AsyncProcess,
+    cove.AsyncRepl,
     cove.AsyncShell,
     cove.AsyncCallback,
     cove.AsyncFiles,
@@ -23,6 +24,9 @@ _KINDS = (
     cove.AsyncVolume,
     cove.AsyncVolumeFiles,
     cove.AsyncRecording,
+    cove.AsyncRun,
+    cove.AsyncShipment,
+    cove.AsyncCheckpoints,
     cove.client.AsyncImages,
 )
 
@@ -53,6 +57,10 @@ class Blocking:
             return self._run(value(*_unwrap(list(args)), **_unwrap(kwargs)))
 
         return call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Of a class whose objects are made without asking the server."""
+        return self._wrap(self._target(*_unwrap(list(args)), **_unwrap(kwargs)))
 
     def _run(self, value: Any) -> Any:
         if inspect.isasyncgen(value):

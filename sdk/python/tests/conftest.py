@@ -45,6 +45,8 @@ class Api:
     Template: Any
     Volume: Any
     Recording: Any
+    Run: Any
+    Shipment: Any
     server: FakeCove
     time: FakeTime
 
@@ -74,7 +76,18 @@ def api(request: pytest.FixtureRequest, server: FakeCove, time: FakeTime) -> Ite
     if kind == "sync":
         http = httpx.Client() if wire == "httpx" else None
         client = cove.Client(**options, http_client=http)
-        yield Api(client, cove.Sandbox, cove.Snapshot, cove.Template, cove.Volume, cove.Recording, server, time)
+        yield Api(
+            client,
+            cove.Sandbox,
+            cove.Snapshot,
+            cove.Template,
+            cove.Volume,
+            cove.Recording,
+            cove.Run,
+            cove.Shipment,
+            server,
+            time,
+        )
         client.close()
         if http is not None:
             http.close()
@@ -89,6 +102,8 @@ def api(request: pytest.FixtureRequest, server: FakeCove, time: FakeTime) -> Ite
         Blocking(cove.AsyncTemplate, loop),
         Blocking(cove.AsyncVolume, loop),
         Blocking(cove.AsyncRecording, loop),
+        Blocking(cove.AsyncRun, loop),
+        Blocking(cove.AsyncShipment, loop),
         server,
         time,
     )

@@ -278,7 +278,7 @@ def test_a_quiet_watch_ends_when_told_to(api: Api) -> None:
 
     api.server.on("Files/Watch", lambda _: Stream(events()))
     try:
-        watch = api.sandbox().files.watch("/d", timeout=0.2)
+        watch = api.sandbox().files.watch("/d", timeout=1)
         assert [event.op for event in watch] == ["write"]
     finally:
         release.set()

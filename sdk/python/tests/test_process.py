@@ -346,7 +346,38 @@ def test_what_a_late_wait_had_is_the_next_ones(api: Api) -> None:
     try:
         process = api.sandbox().start("slow")
         with pytest.raises(cove.DeadlineExceeded):
-            process.wait(timeout=0.05)
+            process.wait(timeout=1)  # in which the line arrives
         assert process.wait().stdout == "one\n"
     finally:
+        go.set()
+
+
+def test_a_pause_is_told_and_waited_for_no_longer_than_the_timeout(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    go = threading.Event()
+    events = [{"started": {"execId": "e", "pid": 1}}, {"standby": {"standby": "hot"}}]
+    api.server.on("Processes/Start", lambda _: _slow(go, events, []))
+    try:
+        with pytest.raises(cove.DeadlineExceeded, match=r"was paused \(hot\), and did not wake in 0.2 s") as caught:
+            api.sandbox().exec("slow", timeout=0.2, exec_id="e")
+        assert caught.value.reason == "asleep"
+        assert "sandbox sb1 was paused (hot): exec e stands still" in caplog.text
+        process = api.sandbox().start("slow", exec_id="e")  # no timeout: as long as it takes
+        with pytest.raises(cove.DeadlineExceeded, match=r"was paused") as caught:
+            process.wait(timeout=1)
+        assert (caught.value.reason, process.standby) == ("asleep", "hot")
+    finally:
+        go.set()
+
+
+def test_a_process_that_woke_has_all_its_time(api: Api) -> None:
+    go = threading.Event()
+    events = [{"started": {"execId": "e", "pid": 1}}, {"standby": {"standby": "cold"}}, {"standby": {}}]
+    end = {"end": {"end": {"cause": "exited"}, "outputBytes": "0"}}
+    api.server.on("Processes/Start", lambda _: _slow(go, events, [end]))
+    timer = threading.Timer(0.5, go.set)  # longer than the patience with one that sleeps
+    timer.start()
+    try:
+        assert api.sandbox().exec("slow", timeout=0.2).end.cause == "exited"
+    finally:
+        timer.cancel()
         go.set()

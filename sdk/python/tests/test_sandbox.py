@@ -29,6 +29,7 @@ def test_create_sends_what_was_asked_and_knows_what_came(api: Api) -> None:
         idle_timeout=1.5,
         env={"A": "ü"},
         labels={"run": "r1"},
+        reuse="run-7",
         idempotency_key="k1",
         client=api.client,
     )
@@ -38,6 +39,7 @@ def test_create_sends_what_was_asked_and_knows_what_came(api: Api) -> None:
             "resources": {"cpu": 0.5, "memory": str(256 << 20), "memoryLimit": str(1 << 30), "disk": "1000000000"},
             "env": {"A": "ü"},
             "labels": {"run": "r1"},
+            "reuse": "run-7",
             "timeout": "90s",
             "idleTimeout": "1.5s",
         },
@@ -364,3 +366,20 @@ def test_import_of_an_image_tells_how_far_it_is_and_goes_on_after_a_break(api: A
     answers[:] = [{"id": "sha256:a"}]
     assert api.client.images.import_(io.BytesIO(b"tar"), "mine").id == "sha256:a"
     assert api.server.sent("images")[-1].body == b"tar"
+
+
+def test_a_create_keeps_its_place_in_line(api: Api) -> None:
+    """Who hangs up stands at the end of the line again."""
+    client = getattr(api.client, "_target", api.client)
+    send, waits = client._wire.send, []
+
+    def record(request: Any) -> Any:
+        waits.append(request.read_timeout)
+        return send(request)
+
+    client._wire.send = record
+    api.server.on("Sandboxes/Create", {"sandbox": sandbox_json()})
+    api.Sandbox.create(client=api.client, create_timeout=600)
+    api.Sandbox.create(client=api.client, create_timeout=float("inf"))
+    assert 590 < waits[-2] <= 600
+    assert waits[-1] == 960

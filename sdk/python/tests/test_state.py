@@ -56,11 +56,12 @@ def test_create_with_volumes_and_what_idling_does(api: Api) -> None:
     sb = api.Sandbox.create(
         idle_timeout=60,
         on_idle="pause",
+        on_timeout="pause",
         volumes={"/data": "data", "/set": (volume, "ro"), "/all": volume},
         client=api.client,
     )
     sent = api.server.sent("Create")[0].message["spec"]
-    assert sent["onIdle"] == "pause"
+    assert (sent["onIdle"], sent["onTimeout"]) == ("pause", "pause")
     assert sent["volumes"] == [
         {"volume": "data", "path": "/data"},
         {"volume": "v1", "path": "/set", "mode": "ro"},
@@ -86,6 +87,8 @@ def test_pause_and_resume_are_sent_again(api: Api) -> None:
     api.server.on("Sandboxes/Pause", {"sandbox": sandbox_json(standby="hot")})
     assert sb.pause().standby == "hot"
     assert api.server.sent("Pause")[-1].message == {"id": "sb1"}
+    assert sb.pause(if_busy="refuse").standby == "hot"
+    assert api.server.sent("Pause")[-1].message == {"id": "sb1", "ifBusy": "refuse"}
 
 
 def test_restore_keeps_the_object(api: Api) -> None:

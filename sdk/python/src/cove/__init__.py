@@ -9,10 +9,15 @@ The server is COVE_URL with COVE_KEY, or the one on this machine. AsyncSandbox
 has the same methods for asyncio.
 """
 
+from ._batch import BatchResult
 from ._callback import Response
+from ._repl import Budget, BudgetExceeded, ReplResult
 from ._version import VERSION as __version__
+from .batch import AsyncBatch, Batch
 from .callback import AsyncCallback, AsyncCallbackRequest, Callback, CallbackRequest
+from .changes import Change, Deterministic, Diff, FileState, Replayed, ReplayGap, StepDifference
 from .client import AsyncClient, Client, default_async_client, default_client
+from .code import CodeContext, CodeResult, Execution, ExecutionError
 from .errors import (
     AlreadyExists,
     Canceled,
@@ -40,6 +45,8 @@ from .errors import (
     Unsupported,
 )
 from .files import AsyncFiles, Files
+from .grade import Finding, TestResult, Verdict
+from .image import BuildEvent, Recipe
 from .models import (
     Capacity,
     End,
@@ -64,10 +71,14 @@ from .network import Flow, Network, NetworkStatus, Rule
 from .port import AsyncPort, Port
 from .process import AsyncProcess, Process
 from .recording import AsyncRecording, Recording
+from .repl import AsyncRepl, Repl
 from .replay import Record, RecordedRequest, RecordingInfo, Replay, ReplayMiss, ReplayStatus
+from .rollout import Checkpoint, Cost, Group, GroupProgress, PlanInfo, PlanItem, RunInfo, Step, StepEgress, StepOutput
+from .run import AsyncCheckpoints, AsyncPlan, AsyncRun, Checkpoints, Plan, Run, async_replay_episode, replay_episode
 from .sandbox import AsyncSandbox, Sandbox
 from .secret import AsyncSecret, Secret, SecretInfo
 from .shell import AsyncShell, Shell
+from .shipment import AsyncShipment, Shipment, ShipmentInfo
 from .snapshot import AsyncSnapshot, Snapshot
 from .state import (
     Forks,
@@ -93,23 +104,29 @@ from .tenant import (
     async_audit,
     audit,
 )
-from .types import EndCause, OnIdle, SnapshotKind, Standby, StateName, StreamName, VolumeMode
+from .types import EndCause, IfBusy, OnIdle, SnapshotKind, Standby, StateName, StreamName, VolumeMode
 from .volume import AsyncVolume, AsyncVolumeFiles, Volume, VolumeFiles
 from .watch import AsyncWatch, Watch
 
 __all__ = [
     "AlreadyExists",
+    "AsyncBatch",
     "AsyncCallback",
     "AsyncCallbackRequest",
+    "AsyncCheckpoints",
     "AsyncClient",
     "AsyncFiles",
     "AsyncKey",
+    "AsyncPlan",
     "AsyncPort",
     "AsyncProcess",
     "AsyncRecording",
+    "AsyncRepl",
+    "AsyncRun",
     "AsyncSandbox",
     "AsyncSecret",
     "AsyncShell",
+    "AsyncShipment",
     "AsyncSnapshot",
     "AsyncTemplate",
     "AsyncTenant",
@@ -117,27 +134,47 @@ __all__ = [
     "AsyncVolumeFiles",
     "AsyncWatch",
     "AuditEntry",
+    "Batch",
+    "BatchResult",
+    "Budget",
+    "BudgetExceeded",
+    "BuildEvent",
     "Callback",
     "CallbackRequest",
     "Canceled",
     "Capacity",
+    "Change",
+    "Checkpoint",
+    "Checkpoints",
     "Client",
+    "CodeContext",
+    "CodeResult",
     "CommandError",
     "CommandNotFound",
     "Conflict",
     "Corrupt",
+    "Cost",
     "CoveError",
     "DeadlineExceeded",
+    "Deterministic",
+    "Diff",
     "DiskFull",
     "End",
     "EndCause",
+    "Execution",
+    "ExecutionError",
     "FailedPrecondition",
     "FileEvent",
     "FileInfo",
     "FileList",
+    "FileState",
     "Files",
+    "Finding",
     "Flow",
     "Forks",
+    "Group",
+    "GroupProgress",
+    "IfBusy",
     "Image",
     "ImageNotFound",
     "Internal",
@@ -151,6 +188,9 @@ __all__ = [
     "OnIdle",
     "Output",
     "PermissionDenied",
+    "Plan",
+    "PlanInfo",
+    "PlanItem",
     "Port",
     "Process",
     "ProcessInfo",
@@ -159,18 +199,25 @@ __all__ = [
     "PullProgress",
     "Quota",
     "QuotaExceeded",
+    "Recipe",
     "Record",
     "RecordedRequest",
     "Recording",
     "RecordingInfo",
     "RegistryLogin",
+    "Repl",
+    "ReplResult",
     "Replay",
+    "ReplayGap",
     "ReplayMiss",
     "ReplayStatus",
+    "Replayed",
     "Resources",
     "Response",
     "Result",
     "Rule",
+    "Run",
+    "RunInfo",
     "Sandbox",
     "SandboxEnded",
     "SandboxInfo",
@@ -178,6 +225,8 @@ __all__ = [
     "SecretInfo",
     "ServerInfo",
     "Shell",
+    "Shipment",
+    "ShipmentInfo",
     "Snapshot",
     "SnapshotInfo",
     "SnapshotKind",
@@ -185,12 +234,17 @@ __all__ = [
     "Standby",
     "StateName",
     "Stats",
+    "Step",
+    "StepDifference",
+    "StepEgress",
+    "StepOutput",
     "StreamName",
     "Task",
     "Template",
     "TemplateInfo",
     "Tenant",
     "TenantInfo",
+    "TestResult",
     "TooLarge",
     "TransportError",
     "Tree",
@@ -199,6 +253,7 @@ __all__ = [
     "Unavailable",
     "UnsafeArchive",
     "Unsupported",
+    "Verdict",
     "Volume",
     "VolumeFiles",
     "VolumeHolder",
@@ -208,7 +263,9 @@ __all__ = [
     "Watch",
     "__version__",
     "async_audit",
+    "async_replay_episode",
     "audit",
     "default_async_client",
     "default_client",
+    "replay_episode",
 ]

@@ -15,6 +15,7 @@ from typing import Any, Callable, Generic, Optional, Protocol, TypeVar, Union
 
 from ._connect import decode_base64, encode_base64
 from ._values import Seconds, Size, format_duration, parse_duration, parse_int, parse_size
+from .changes import Deterministic, Diff
 from .errors import InvalidArgument
 from .models import End, FileInfo, FileList, Image, Json, ProcessList, RegistryLogin, SandboxInfo, ServerInfo, Stats
 from .network import NetworkLike, NetworkStatus, to_network
@@ -98,6 +99,7 @@ def sandbox_spec(
     timeout: Optional[Seconds] = None,
     idle_timeout: Optional[Seconds] = None,
     on_idle: Optional[str] = None,
+    on_timeout: Optional[str] = None,
     env: Optional[Mapping[str, str]],
     labels: Optional[Mapping[str, str]],
     volumes: Optional[Mapping[str, Union[Ref, tuple[Ref, str]]]] = None,
@@ -105,6 +107,8 @@ def sandbox_spec(
     secrets: Optional[Sequence[str]] = None,
     record: Optional[RecordLike] = None,
     replay: Optional[Union[Ref, Replay]] = None,
+    reuse: Optional[str] = None,
+    deterministic: Union[bool, Deterministic, None] = None,
 ) -> dict[str, Any]:
     """A SandboxSpec: what to start from (image "base" where nothing is said) and with what."""
     sources = [("image", image), ("snapshot", snapshot), ("template", template)]
@@ -128,6 +132,10 @@ def sandbox_spec(
         resources["pids"] = str(pids)
     if resources:
         spec["resources"] = resources
+    if reuse:
+        spec["reuse"] = reuse
+    if deterministic:
+        spec["deterministic"] = (Deterministic() if deterministic is True else deterministic)._json()
     if env:
         spec["env"] = strings("env", env)
     if labels:
@@ -138,6 +146,8 @@ def sandbox_spec(
         spec["idleTimeout"] = format_duration("idle_timeout", idle_timeout)
     if on_idle is not None:
         spec["onIdle"] = on_idle
+    if on_timeout is not None:
+        spec["onTimeout"] = on_timeout
     if volumes:
         spec["volumes"] = [_mount(path, volume) for path, volume in volumes.items()]
     if network is not None:
@@ -267,6 +277,15 @@ def kill_by_label(labels: Mapping[str, str]) -> Call[list[str]]:
         return list(j.get("ids") or ())
 
     return Call("Sandboxes/KillByLabel", {"labels": strings("labels", labels)}, parse, repeatable=True)
+
+
+def diff(id: str, since: str, hash: bool, limit: Optional[int]) -> Call[Diff]:
+    message: dict[str, Any] = {"id": id, "since": since}
+    if hash:
+        message["hash"] = True
+    if limit is not None:
+        message["limit"] = limit
+    return Call("Sandboxes/Diff", message, Diff.parse, repeatable=True, slow=True)
 
 
 def stats(id: str) -> Call[Stats]:
@@ -441,6 +460,11 @@ def remove(sandbox_id: str, path: str, recursive: bool) -> Call[None]:
 def chmod(sandbox_id: str, path: str, mode: int, recursive: bool) -> Call[None]:
     message = {"sandboxId": sandbox_id, "path": path, "mode": mode, "recursive": recursive}
     return Call("Files/Chmod", message, nothing, repeatable=True)
+
+
+def set_attributes(sandbox_id: str, path: str, attributes: Mapping[str, str]) -> Call[FileInfo]:
+    message = {"sandboxId": sandbox_id, "path": path, "attributes": dict(attributes)}
+    return Call("Files/SetAttributes", message, _info, repeatable=True)
 
 
 def chown(sandbox_id: str, path: str, user: Union[str, int], recursive: bool) -> Call[None]:

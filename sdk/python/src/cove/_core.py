@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import Any, Optional, Union
 from urllib.parse import quote, urlencode
@@ -26,6 +27,8 @@ _SLOW = 960.0
 # How long a client that never reached its server keeps trying: a mistyped URL
 # should not take half a minute to show.
 _FIRST_CONTACT = 2.0
+
+log = logging.getLogger("cove")
 
 
 class Settings:
@@ -117,10 +120,10 @@ class Attempts:
         self._recovery: Optional[Backoff] = None
 
     def read_timeout(self) -> float:
-        """A create answers within its own time or not at all."""
+        """A create answers within its own time or not at all: who hangs up loses its place in the line for a kernel."""
         if self._capacity is None:
             return max(self._settings.request_timeout, _SLOW if self._slow else 0.0)
-        return min(self._settings.request_timeout, max(self._capacity.remaining(), 1.0))
+        return min(max(self._capacity.remaining(), 1.0), _SLOW)  # above the time a server lets one wait in line
 
     def delay_after(self, error: CoveError) -> float:
         """Seconds until the next attempt; raises error if there shall be none."""
@@ -134,7 +137,9 @@ class Attempts:
         if not isinstance(error, TransportError) or error.sent:
             self.maybe_done = True
         if self._capacity is not None and is_full(error):
-            return self._capacity.delay_after(error)
+            delay = self._capacity.delay_after(error)
+            log.info("waiting for room, %.0f s more at most: %s", self._capacity.remaining(), error.message)
+            return delay
         if self._recovery is None:
             self._recovery = self._settings.backoff(error)
         return self._recovery.delay_after(error)

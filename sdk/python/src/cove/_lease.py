@@ -273,10 +273,14 @@ def _kept(client: Client | AsyncClient, keep: Optional[bool]) -> bool:
     return client.keep if keep is None else keep
 
 
-def fork_lease(client: Client, keep: Optional[bool]) -> str:
-    """For a fork's message: the lease of the children; "" is none."""
+def fork_lease(client: Client, keep: Optional[bool], run: str = "") -> Optional[str]:
+    """For a fork's message: the lease of the children; "" is none, None the source's, as of what ends with its run."""
+    if run and not keep:
+        return None
     return "" if _kept(client, keep) else keeper_of(client).lease() or ""
 
 
-async def async_fork_lease(client: AsyncClient, keep: Optional[bool]) -> str:
+async def async_fork_lease(client: AsyncClient, keep: Optional[bool], run: str = "") -> Optional[str]:
+    if run and not keep:
+        return None
     return "" if _kept(client, keep) else await keeper_of(client).async_lease() or ""

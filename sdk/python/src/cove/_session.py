@@ -8,6 +8,7 @@ and nothing runs twice, since an exec_id runs at most once.
 from __future__ import annotations
 
 import codecs
+import logging
 from binascii import a2b_base64
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
@@ -17,13 +18,16 @@ from ._retry import Backoff
 from ._values import parse_duration, parse_int
 from .errors import Canceled, CoveError, TransportError, Unavailable
 from .models import End, Output, Result
-from .types import StreamName
+from .types import Standby, StreamName
 
 _STREAMS: dict[str, StreamName] = {
     "OUTPUT_STREAM_STDOUT": "stdout",
     "OUTPUT_STREAM_STDERR": "stderr",
     "OUTPUT_STREAM_PTY": "pty",
 }
+
+
+log = logging.getLogger("cove")
 
 
 class Piece(NamedTuple):
@@ -47,6 +51,8 @@ class ProcessSession:
         self.duration = 0.0
         self.egress_denied = 0
         self.replay_missed = 0
+        self.standby: Standby = ""
+        """Where its sandbox stands; not "" while it stands still."""
         self.lost: list[tuple[int, int]] = []
         self.kill_on_cancel = False
         """The server kills it when nobody reads it any more."""
@@ -62,6 +68,7 @@ class ProcessSession:
         sure not to start anything.
         """
         self._envelopes = EnvelopeReader()
+        self.standby = ""  # the next stream wakes it
         message: dict[str, Any] = {"sandboxId": self.sandbox_id}
         if self.kill_on_cancel:
             message["killOnCancel"] = True
@@ -86,10 +93,25 @@ class ProcessSession:
                 self._ended(event["end"])
             elif "started" in event:
                 self._started(event["started"])
+            elif "standby" in event:
+                self._stands(event["standby"].get("standby", ""))
             elif "lost" in event:
                 self._skip_to(parse_int(event["lost"].get("to")))
         self._backoff = None  # the connection works: the next break has the whole budget again
         return pieces
+
+    @property
+    def patience(self) -> Optional[float]:
+        """How long a reader waits for a process that stands still: as long as it may run. None: for ever."""
+        return parse_duration((self._spec or {}).get("timeout")) or None
+
+    def _stands(self, standby: Standby) -> None:
+        self.standby = standby
+        if standby:
+            log.warning(
+                "sandbox %s was paused (%s): exec %s stands still until resume() or any other call wakes it",
+                self.sandbox_id, standby, self.exec_id,
+            )  # fmt: skip
 
     def body_ended(self) -> None:
         """The HTTP body is over. TransportError if that was too early."""

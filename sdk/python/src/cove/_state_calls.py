@@ -12,12 +12,15 @@ from .errors import InvalidArgument
 from .models import FileInfo, FileList, Json, SandboxInfo
 from .replay import RecordedRequest, RecordingInfo
 from .state import Forked, PrunedSnapshot, SnapshotInfo, TemplateInfo, Tree, VolumeInfo
+from .types import IfBusy
 
 # Standby, forks, the tree
 
 
-def pause(id: str, cold: bool) -> Call[SandboxInfo]:
+def pause(id: str, cold: bool, if_busy: IfBusy) -> Call[SandboxInfo]:
     message: dict[str, Any] = {"id": id, **({"cold": True} if cold else {})}
+    if if_busy != "freeze":
+        message["ifBusy"] = if_busy
     return Call("Sandboxes/Pause", message, sandbox, repeatable=True, slow=True)
 
 
@@ -39,7 +42,7 @@ def fork(
     labels: Optional[Mapping[str, str]],
     env: Optional[Mapping[str, str]],
     timeout: Optional[Seconds],
-    lease: str = "",
+    lease: Optional[str] = "",
 ) -> Call[Forked]:
     """source: the id of a sandbox or the name or id of a snapshot, by the field it goes to."""
     message: dict[str, Any] = {**source, "count": _at_least_one("n", count)}
@@ -53,7 +56,8 @@ def fork(
         message["env"] = strings("env", env)
     if timeout is not None:
         message["timeout"] = format_duration("timeout", timeout)
-    message["lease"] = lease
+    if lease is not None:
+        message["lease"] = lease
     # With the key a second one gives the same children.
     message["idempotencyKey"] = new_id() + new_id()
     return Call("Sandboxes/Fork", message, Forked.parse, slow=True, repeatable=True)

@@ -17,7 +17,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Iterator
-from typing import Optional
+from typing import Callable, Optional
 
 from .errors import Corrupt, InvalidArgument, TooLarge, UnsafeArchive, Unsupported
 
@@ -44,8 +44,8 @@ _WITHOUT_CONTENT = (
 # Packing
 
 
-def pack(directory: str) -> Iterator[bytes]:
-    """The tar of a local directory's content, in chunks of about 1 MiB.
+def pack(directory: str, left_out: Optional[Callable[[str], bool]] = None) -> Iterator[bytes]:
+    """The tar of a local directory's content, in chunks of about 1 MiB, less names that are left out with all below.
 
     Links are packed as links. Sockets, pipes and devices are left out. Owners
     are not carried: the receiving side decides whose the files are.
@@ -53,7 +53,7 @@ def pack(directory: str) -> Iterator[bytes]:
     if not os.path.isdir(directory):
         raise InvalidArgument(f"{directory} is not a directory", field="local")
     buffer = bytearray()
-    for path, name in _walk(directory):
+    for path, name in _walk(directory, left_out):
         info = _header(path, name)
         if info is None:
             continue
@@ -69,11 +69,13 @@ def pack(directory: str) -> Iterator[bytes]:
     yield bytes(buffer)
 
 
-def _walk(directory: str) -> Iterator[tuple[str, str]]:
+def _walk(directory: str, left_out: Optional[Callable[[str], bool]]) -> Iterator[tuple[str, str]]:
     """(path, name in the archive), parents before children, in a stable order. Links are not followed."""
     pending = [(directory, "")]
     while pending:
         path, name = pending.pop()
+        if name and left_out is not None and left_out(name):
+            continue
         if name:
             yield path, name
         if not name or (os.path.isdir(path) and not os.path.islink(path)):

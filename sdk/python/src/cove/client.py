@@ -516,9 +516,7 @@ def _client_again(*made_of: Any) -> Client:
 
 def _async_client_again(*made_of: Any) -> AsyncClient:
     url, key, request, retry, create, ca, keep = made_of
-    return AsyncClient(
-        url, key, request_timeout=request, retry_timeout=retry, create_timeout=create, ca=ca, keep=keep
-    )
+    return AsyncClient(url, key, request_timeout=request, retry_timeout=retry, create_timeout=create, ca=ca, keep=keep)
 
 
 # The default clients. One per server and key, so that a changed COVE_URL takes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import Callable, Optional, Union
 
 from . import _calls
@@ -187,6 +187,10 @@ class Files:
     def chmod(self, path: str, mode: int, *, recursive: bool = False) -> None:
         self._client.call(_calls.chmod(self._id, path, mode, recursive))
 
+    def set_attributes(self, path: str, attributes: Mapping[str, str]) -> FileInfo:
+        """Make these all the extended attributes "user.*" of a file or directory, without that prefix."""
+        return self._client.call(_calls.set_attributes(self._id, path, attributes))
+
     def chown(self, path: str, user: User, *, recursive: bool = False) -> None:
         """user: name, uid, name:group or uid:gid."""
         self._client.call(_calls.chown(self._id, path, user, recursive))
@@ -335,6 +339,10 @@ class AsyncFiles:
 
     async def chmod(self, path: str, mode: int, *, recursive: bool = False) -> None:
         await self._client.call(_calls.chmod(self._id, path, mode, recursive))
+
+    async def set_attributes(self, path: str, attributes: Mapping[str, str]) -> FileInfo:
+        """Make these all the extended attributes "user.*" of a file or directory, without that prefix."""
+        return await self._client.call(_calls.set_attributes(self._id, path, attributes))
 
     async def chown(self, path: str, user: User, *, recursive: bool = False) -> None:
         """user: name, uid, name:group or uid:gid."""

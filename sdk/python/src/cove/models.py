@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
-from typing import Any, Optional
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from ._values import parse_duration, parse_int, parse_time
-from .errors import CommandError
+from .errors import CommandError, FailedPrecondition
 from .network import Network
 from .types import EndCause, StreamName
+
+if TYPE_CHECKING:
+    from .client import AsyncClient, Client
+    from .image import BuildEvent, Recipe
 
 Json = Mapping[str, Any]
 
@@ -21,8 +27,8 @@ class End:
     """How a process or a sandbox ended.
 
     cause is one of: exited, signalled, deadline, oom, disk_full, killed_by_user,
-    lease_expired, ttl, idle, evicted, node_lost, init_killed, reset,
-    egress_denied, infra. A newer server may know more.
+    lease_expired, client_ended, ttl, idle, evicted, node_lost, init_killed,
+    reset, egress_denied, infra. A newer server may know more.
     """
 
     cause: EndCause
@@ -125,6 +131,13 @@ class SandboxInfo:
     """Names of those its requests leave with."""
     lease: str = ""
     """The lease it ends with; empty: none. See Sandbox.keep."""
+    run: str = ""
+    """Id of the run it is of; empty: none. See Run."""
+    group: str = ""
+    episode_name: str = ""
+    deterministic: bool = False
+    not_fixed: tuple[str, ...] = ()
+    """Of a deterministic one: what differs from one to another all the same, in words."""
 
     @classmethod
     def parse(cls, j: Json) -> SandboxInfo:
@@ -142,6 +155,8 @@ class SandboxInfo:
             labels=spec.get("labels") or {},
             timeout=parse_duration(spec.get("timeout")),
             idle_timeout=parse_duration(spec.get("idleTimeout")),
+            deterministic=spec.get("deterministic") is not None,
+            not_fixed=tuple(j.get("notFixed") or ()),
             created_at=parse_time(j.get("createdAt")),
             expires_at=parse_time(j.get("expiresAt")),
             end=End.parse(end) if end else None,
@@ -151,6 +166,9 @@ class SandboxInfo:
             volumes=tuple(VolumeMount.parse(v) for v in spec.get("volumes") or ()),
             parent=j.get("parent", ""),
             lease=spec.get("lease", ""),
+            run=(spec.get("rollout") or {}).get("run", ""),
+            group=(spec.get("rollout") or {}).get("group", ""),
+            episode_name=(spec.get("rollout") or {}).get("episode", ""),
             ancestors=tuple(j.get("ancestors") or ()),
             standby=j.get("standby", ""),
             network=Network._from(spec.get("network") or {}),
@@ -168,7 +186,9 @@ class Stats:
     memory_peak: int
     disk_used: int
     processes: int
-    oom_kills: int = 0  # processes that ended over the memory limit, since it was created or restored
+    oom_kills: int = 0  # processes that ended over the memory limit; a snapshot has the number of its sandbox
+    egress_sent: int = 0  # by its present kernel
+    egress_received: int = 0
 
     @classmethod
     def parse(cls, j: Json) -> Stats:
@@ -179,6 +199,8 @@ class Stats:
             disk_used=parse_int(j.get("diskUsed")),
             processes=parse_int(j.get("processes")),
             oom_kills=parse_int(j.get("oomKills")),
+            egress_sent=parse_int(j.get("egressSent")),
+            egress_received=parse_int(j.get("egressReceived")),
         )
 
 
@@ -335,6 +357,8 @@ class FileInfo:
     mod_time: Optional[datetime]
     target: str
     """Of a symlink."""
+    attributes: dict[str, str] = field(default_factory=dict)
+    """Extended attributes "user.*" of a file or directory, without that prefix; in a list if asked for."""
 
     @property
     def is_dir(self) -> bool:
@@ -358,6 +382,7 @@ class FileInfo:
             group=j.get("group", ""),
             mod_time=parse_time(j.get("modTime")),
             target=j.get("target", ""),
+            attributes=j.get("attributes", {}),
         )
 
 
@@ -405,6 +430,65 @@ class Image:
     user: str = ""
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    exposed_ports: tuple[str, ...] = ()
+
+    @staticmethod
+    def from_(base: str) -> Recipe:
+        """An image to be built step by step on another: `Image.from_("base").pip("requests").build("app")`."""
+        from .image import Recipe
+
+        return Recipe(base)
+
+    @staticmethod
+    def build(
+        name: str,
+        context: Optional[Union[str, os.PathLike[str]]] = None,
+        *,
+        dockerfile: Optional[Union[str, os.PathLike[str]]] = None,
+        on_event: Optional[Callable[[BuildEvent], Any]] = None,
+        client: Optional[Client] = None,
+        **options: Any,
+    ) -> Image:
+        """Build the Dockerfile of a directory. Options: args, target, secrets, network, no_cache, timeout, tags."""
+        from . import image
+        from .client import default_client
+
+        message, files = image.of_dockerfile(name, context, dockerfile, options)
+        client = client or default_client()
+        try:
+            return image.build(client, message, files, on_event)
+        except FailedPrecondition as error:
+            if not image.wants_whole(message, error):
+                raise
+        message, files = image.of_dockerfile(name, context, dockerfile, options, whole=True)
+        return image.build(client, message, files, on_event)
+
+    @staticmethod
+    async def build_async(
+        name: str,
+        context: Optional[Union[str, os.PathLike[str]]] = None,
+        *,
+        dockerfile: Optional[Union[str, os.PathLike[str]]] = None,
+        on_event: Optional[Callable[[BuildEvent], Any]] = None,
+        client: Optional[AsyncClient] = None,
+        **options: Any,
+    ) -> Image:
+        """build for asyncio; on_event may be a coroutine function."""
+        from . import image
+        from .client import default_async_client
+
+        client = client or default_async_client()
+        read = asyncio.get_running_loop().run_in_executor
+        message, files = await read(None, image.of_dockerfile, name, context, dockerfile, options)
+        try:
+            return await image.build_async(client, message, files, on_event)
+        except FailedPrecondition as error:
+            if not image.wants_whole(message, error):
+                raise
+        of_all = partial(image.of_dockerfile, name, context, dockerfile, options, whole=True)
+        message, files = await read(None, of_all)
+        return await image.build_async(client, message, files, on_event)
 
     @classmethod
     def parse(cls, j: Json) -> Image:
@@ -420,6 +504,8 @@ class Image:
             user=j.get("user", ""),
             entrypoint=tuple(j.get("entrypoint") or ()),
             cmd=tuple(j.get("cmd") or ()),
+            labels=j.get("labels") or {},
+            exposed_ports=tuple(j.get("exposedPorts") or ()),
         )
 
 
@@ -459,6 +545,8 @@ class ServerInfo:
     used: Capacity = field(default_factory=Capacity)
     warm_kernels: int = 0
     warm_target: int = 0
+    held_kernels: int = 0  # restored ahead from checkpoints in use
+    held_target: int = 0
     lost_calls: int = 0  # lost between node and guest and sent again: a fault if not 0
 
     @classmethod
@@ -470,5 +558,7 @@ class ServerInfo:
             used=Capacity.parse(j.get("used") or {}),
             warm_kernels=j.get("warmKernels", 0),
             warm_target=j.get("warmTarget", 0),
+            held_kernels=j.get("heldKernels", 0),
+            held_target=j.get("heldTarget", 0),
             lost_calls=int(j.get("lostCalls", 0)),
         )

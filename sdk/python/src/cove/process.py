@@ -25,6 +25,7 @@ from ._wire import AsyncReply, Reply
 from .client import AsyncClient, Client, maybe
 from .errors import CoveError, DeadlineExceeded
 from .models import End, Output, Result
+from .types import Standby
 
 Listener = Callable[[str], Any]
 AsyncListener = Callable[[str], Any]
@@ -39,6 +40,7 @@ class _ProcessState:
         self._decoder = TextDecoder()
         self._pending: list[Piece] = []  # came, and nobody has read it yet
         self._collector = Collector()  # of wait(); what it has when its time is over stays for the next
+        self._asleep: Optional[_Until] = None  # set while its sandbox is paused
         self._kills = False  # a reader that is interrupted takes the process along
 
     def _kill_on_cancel(self, choice: Optional[bool]) -> None:
@@ -80,6 +82,24 @@ class _ProcessState:
         """How it ended; None until the end has been read."""
         return self._session.end
 
+    @property
+    def standby(self) -> Standby:
+        """Not "" while its sandbox is paused: the process stands still, and nothing comes until something wakes it."""
+        return self._session.standby
+
+    def _until(self, timeout: Optional[Seconds]) -> Optional[_Until]:
+        return None if timeout is None else _Until(to_seconds("timeout", timeout), self._session)
+
+    def _sooner(self, until: Optional[_Until]) -> Optional[_Until]:
+        """until, or when to stop waiting for a paused sandbox to wake, whichever comes first."""
+        patience = self._session.patience
+        if not self._session.standby or patience is None:
+            self._asleep = None
+            return until
+        if self._asleep is None:
+            self._asleep = _Until(patience, self._session)
+        return self._asleep if until is None or self._asleep.at < until.at else until
+
     def _killing(self) -> _calls.Call[None]:
         return _calls.signal(self._session.sandbox_id, self.exec_id, "SIGKILL", False)
 
@@ -91,24 +111,28 @@ class _ProcessState:
 class _Until:
     """A moment after which a reader does not wait any longer. Real time: sockets wait in it."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._at = seconds, time.monotonic() + seconds
+    def __init__(self, seconds: float, session: ProcessSession) -> None:
+        self._seconds, self.at = seconds, time.monotonic() + seconds
+        self._session = session
 
     def left(self) -> float:
         """Seconds until then; DeadlineExceeded once it is past."""
-        left = self._at - time.monotonic()
+        left = self.at - time.monotonic()
         if left <= 0:
             raise self.over()
         return left
 
     def over(self) -> DeadlineExceeded:
+        standby = self._session.standby
+        if standby:
+            return DeadlineExceeded(
+                f"the sandbox was paused ({standby}), and did not wake in {self._seconds:g} s",
+                hint="resume() it, or attach() to the process, which wakes it: it goes on where it was",
+                reason="asleep",
+            )
         return DeadlineExceeded(
             f"nothing came to an end in {self._seconds:g} s", hint="the process runs on: ask again, or kill() it"
         )
-
-
-def _until(timeout: Optional[Seconds]) -> Optional[_Until]:
-    return None if timeout is None else _Until(to_seconds("timeout", timeout))
 
 
 class Process(_ProcessState):
@@ -132,6 +156,7 @@ class Process(_ProcessState):
     def _pull(self, until: Optional[_Until] = None) -> Optional[list[Piece]]:
         """The output of the next chunk that has news; None once the stream is over."""
         session = self._session
+        until = self._sooner(until)
         while True:
             try:
                 silence = STREAM_SILENCE if until is None else min(STREAM_SILENCE, until.left())
@@ -145,9 +170,9 @@ class Process(_ProcessState):
                     self._chunks = iter(self._reply.chunks())
                 chunk = next(self._chunks, None)
                 if chunk is not None:
-                    was_started = session.started
+                    was = session.started, session.standby
                     pieces = session.receive(chunk)
-                    if pieces or session.started != was_started:
+                    if pieces or was != (session.started, session.standby):
                         return pieces
                     continue
                 self.close()
@@ -180,7 +205,7 @@ class Process(_ProcessState):
     def read(self, timeout: Optional[Seconds] = None) -> Optional[Output]:
         """The next output, or None once the process has ended. DeadlineExceeded (a TimeoutError) if none
         came in timeout seconds; the process runs on, and nothing is lost."""
-        until = _until(timeout)
+        until = self._until(timeout)
         while not self._pending:
             pieces = self._pull(until)
             if pieces is None:
@@ -202,7 +227,7 @@ class Process(_ProcessState):
         """
         collector = self._collector
         listeners = Listeners(on_stdout, on_stderr)
-        for pieces in self._pieces(_until(timeout)):
+        for pieces in self._pieces(self._until(timeout)):
             collector.add(pieces)
             if listeners:
                 for callback, text in listeners.calls(pieces):
@@ -322,9 +347,9 @@ class AsyncProcess(_ProcessState):
                     self._chunks = self._reply.chunks()
                 chunk = await _next(self._chunks)
                 if chunk is not None:
-                    was_started = session.started
+                    was = session.started, session.standby
                     pieces = session.receive(chunk)
-                    if pieces or session.started != was_started:
+                    if pieces or was != (session.started, session.standby):
                         return pieces
                     continue
                 await self.close()
@@ -337,6 +362,7 @@ class AsyncProcess(_ProcessState):
                 await self._client._settings.clock.async_sleep(delay)
 
     async def _pull_until(self, until: Optional[_Until]) -> Optional[list[Piece]]:
+        until = self._sooner(until)
         if until is None:
             return await self._pull()
         try:
@@ -344,8 +370,9 @@ class AsyncProcess(_ProcessState):
         except asyncio.TimeoutError as err:
             if isinstance(err, CoveError):
                 raise
+            over = until.over()
             await self.close()  # cut in the middle; the next goes on at the same byte
-            raise until.over() from None
+            raise over from None
 
     async def _pieces(self, until: Optional[_Until] = None) -> AsyncIterator[list[Piece]]:
         if self._pending:
@@ -365,7 +392,7 @@ class AsyncProcess(_ProcessState):
 
     async def read(self, timeout: Optional[Seconds] = None) -> Optional[Output]:
         """The next output, or None once the process has ended; see Process.read."""
-        until = _until(timeout)
+        until = self._until(timeout)
         while not self._pending:
             pieces = await self._pull_until(until)
             if pieces is None:
@@ -383,7 +410,7 @@ class AsyncProcess(_ProcessState):
         """Read to the end; see Process.wait. on_stdout and on_stderr may be coroutine functions."""
         collector = self._collector
         listeners = Listeners(on_stdout, on_stderr)
-        async for pieces in self._pieces(_until(timeout)):
+        async for pieces in self._pieces(self._until(timeout)):
             collector.add(pieces)
             if listeners:
                 for callback, text in listeners.calls(pieces):

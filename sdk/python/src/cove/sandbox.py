@@ -7,27 +7,32 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union, cast
 
-from . import _calls, _lease, _port_calls, _state_calls
+from . import _calls, _lease, _port_calls, _state_calls, grade
 from ._calls import Command, Created
 from ._opening import opening
+from ._repl import Budget
 from ._session import ProcessSession
 from ._stdin import AsyncStdin, Stdin, split
 from ._values import Seconds, Size
 from .callback import AsyncCallback, AsyncHandler, Callback, Handler
+from .changes import Deterministic, Diff
 from .client import AsyncClient, Client, default_async_client, default_client
+from .code import AsyncInterpreter, Cell, CodeContext, Execution, Interpreter, OnError, OnResult, OnText
 from .errors import CoveError, SandboxEnded
 from .files import AsyncFiles, Files
+from .grade import Tests, Verdict
 from .models import End, ProcessList, Result, SandboxInfo, Stats
 from .network import Flow, NetworkLike, NetworkStatus
 from .port import AsyncPort, Port
 from .process import AsyncListener, AsyncProcess, AsyncStdinPump, Listener, Process, StdinPump
 from .recording import RecordingState
+from .repl import AsyncModel, AsyncRepl, AsyncSolver, Model, Repl, Solver
 from .replay import RecordLike, Replay
 from .shell import SHELL, AsyncShell, Shell
 from .snapshot import AsyncSnapshot, OnProgress, Snapshot, Taking
 from .state import Forks, SnapshotInfo, Tree
 from .template import AsyncTemplate, Template
-from .types import OnIdle, StateName
+from .types import IfBusy, OnIdle, StateName
 from .volume import Mounts
 
 User = Union[str, int]
@@ -115,6 +120,7 @@ class Sandbox(_SandboxState):
         timeout: Optional[Seconds] = None,
         idle_timeout: Optional[Seconds] = None,
         on_idle: Optional[OnIdle] = None,
+        on_timeout: Optional[OnIdle] = None,
         env: Optional[Mapping[str, str]] = None,
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
@@ -122,6 +128,8 @@ class Sandbox(_SandboxState):
         secrets: Optional[Sequence[str]] = None,
         record: Optional[RecordLike] = None,
         replay: Optional[Union[RecordingState, Replay, str]] = None,
+        reuse: Optional[str] = None,
+        deterministic: Union[bool, Deterministic, None] = None,
         keep: Optional[bool] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
@@ -130,19 +138,25 @@ class Sandbox(_SandboxState):
         """Make a sandbox; it is running when this returns.
 
         It starts from an image (default "base"), a snapshot or a template, by
-        object, name or id. memory is reserved, above memory_limit the largest
-        process ends with oom (default: the same). It ends with this process, or
+        object, name or id. memory is how large it may be; above memory_limit the
+        largest process ends with oom (default: the same), and with both given the
+        memory is reserved. It ends with this process, or
         five minutes after that was killed, unless keep=True: then it lives for
-        timeout, or what the server gives it. timeout: seconds it lives (0: no limit);
-        idle_timeout: seconds it may do nothing before on_idle happens: "kill"
-        (the default) or "pause", out of which any call wakes it. volumes: by
+        timeout, or what the server gives it. timeout: seconds it lives (0: no limit)
+        before on_timeout happens; idle_timeout: seconds it may do nothing before
+        on_idle happens. Both are "kill" (the default) or "pause", out of which any
+        call wakes it. volumes: by
         path inside, a volume or its name, or (volume, mode) with the mode "rw"
         (the default, alone), "ro" or "shared". network: "none", "public", rules
         such as ["allow pypi.org", "allow *.pythonhosted.org tcp 443"], or a
         Network; without, the server's default. secrets: names of those its
         requests leave with; it holds their placeholders only. record: True or a
         name, under which all its HTTP and HTTPS is kept; replay: a recording, its
-        name or id, or a Replay, that answers instead of the network. The same idempotency_key gives
+        name or id, or a Replay, that answers instead of the network. reuse: the name of a
+        trust group, whose sandboxes may have one kernel one after another, reset in
+        between: far cheaper, for those that need no wall between them. deterministic: True, or
+        a Deterministic with another clock or seed: what can be fixed is, so that the same
+        commands see the same; info().not_fixed says what cannot. The same idempotency_key gives
         the same sandbox. create_timeout: seconds to wait while the server is full.
         """
         client = client or default_client()
@@ -158,6 +172,7 @@ class Sandbox(_SandboxState):
             timeout=timeout,
             idle_timeout=idle_timeout,
             on_idle=on_idle,
+            on_timeout=on_timeout,
             env=env,
             labels=labels,
             volumes=volumes,
@@ -165,6 +180,8 @@ class Sandbox(_SandboxState):
             secrets=secrets,
             record=record,
             replay=replay,
+            reuse=reuse,
+            deterministic=deterministic,
         )
         created = _lease.create(client, spec, idempotency_key, create_timeout, keep)
         return cls(client, created.info, created.node_time)
@@ -228,6 +245,10 @@ class Sandbox(_SandboxState):
         A non-zero exit does not raise. At the timeout the whole process tree is
         killed, what was printed is kept, and end.cause is "deadline". The same
         exec_id runs once: again, it returns the first run's result.
+
+        A pause meanwhile freezes the command, its timeout too; the logger "cove" warns, and this
+        waits on for the sandbox to wake, with a timeout for that long at most: then it raises
+        DeadlineExceeded with reason "asleep".
 
         Ctrl-C here kills the command; a process that dies leaves it running.
         kill_on_cancel=True has the server kill it then too, after 30 s; False
@@ -335,6 +356,70 @@ class Sandbox(_SandboxState):
 
         return Snapshot(self._client, *self._client.retrying(attempt, repeatable=True))
 
+    def grade(
+        self,
+        tests: Optional[Tests] = None,
+        command: Optional[Command] = None,
+        artifacts: Sequence[str] = (),
+        *,
+        timeout: Optional[Seconds] = None,
+        results: Optional[str] = None,
+        separate: bool = False,
+        expected: Optional[Sequence[str]] = None,
+        image: Optional[str] = None,
+        snapshot: Optional[Union[Snapshot, str]] = None,
+        tests_path: Optional[str] = None,
+        env: Optional[Mapping[str, str]] = None,
+        cwd: Optional[str] = None,
+        cpu: Optional[float] = None,
+        memory: Optional[Size] = None,
+        disk: Optional[Size] = None,
+        stop: bool = False,
+        wait: bool = True,
+        labels: Optional[Mapping[str, str]] = None,
+        idempotency_key: Optional[str] = None,
+    ) -> Verdict:
+        """What the work is worth, decided in a clean machine that has only the artifacts of this one.
+
+        tests: a local directory, or a directory snapshot; the grader has it at
+        tests_path (/tests), read-only, this sandbox never. artifacts: absolute
+        paths that are carried over. command: what judges; pytest (the default)
+        is run by Cove itself, which tells a run that was cut short or tampered
+        with. results: where the reward comes from: "exit", "pytest", and with
+        separate=True "reward", "junit" or "pytest-json". separate: the command is
+        root in the grader and runs the work by $COVE_JUDGED, as another user, so
+        that nothing the work does can touch the verdict. expected: ids of tests
+        that must have passed. image, snapshot: what to grade on instead of this
+        sandbox's image. timeout: of the command. stop: end this sandbox once it
+        is graded. wait=False: the verdict is still "running"; Verdict.wait().
+
+        The verdict's reward is None where there is none: a fault of the grader
+        or of the machine is never a 0.
+        """
+        call = grade.create(
+            self.id,
+            None if tests is None else grade.send_tests(self._client, tests),
+            command,
+            artifacts,
+            timeout=timeout,
+            results=results,
+            separate=separate,
+            expected=expected,
+            image=image,
+            snapshot=snapshot,
+            tests_path=tests_path,
+            env=env,
+            cwd=cwd,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            stop=stop,
+            labels=labels,
+            idempotency_key=idempotency_key,
+        )
+        verdict = self._client.call(call)
+        return verdict.wait(client=self._client) if wait else verdict
+
     def fork(
         self,
         n: int,
@@ -351,7 +436,7 @@ class Sandbox(_SandboxState):
         of them) none is left and this raises. labels and env go over the
         parent's, env for processes started later; timeout and keep as in create.
         """
-        lease = _lease.fork_lease(self._client, keep)
+        lease = _lease.fork_lease(self._client, keep, self.last_info.run)
         call = _state_calls.fork(
             {"id": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout, lease=lease
         )
@@ -362,9 +447,13 @@ class Sandbox(_SandboxState):
         """Back to a snapshot, in place: it keeps its id. If it fails, the sandbox is as it was."""
         return self._created(self._client.call(_state_calls.restore(self.id, snapshot)))
 
-    def pause(self, *, cold: bool = False) -> SandboxInfo:
-        """Freeze it in memory or, with cold, put it on disk. Any call that needs it wakes it and takes that longer."""
-        return self._seen(self._client.call(_state_calls.pause(self.id, cold)))
+    def pause(self, *, cold: bool = False, if_busy: IfBusy = "freeze") -> SandboxInfo:
+        """Freeze it in memory or, with cold, put it on disk. Any call that needs it wakes it and takes that longer.
+
+        Who waits for a process of it is told (Process.standby). if_busy="refuse" raises
+        FailedPrecondition with reason "busy" instead, and names the processes that run.
+        """
+        return self._seen(self._client.call(_state_calls.pause(self.id, cold, if_busy)))
 
     def resume(self) -> SandboxInfo:
         """Wake it; it runs when this returns."""
@@ -391,6 +480,26 @@ class Sandbox(_SandboxState):
         process = self.start([*SHELL], cwd=cwd, env=env, user=user, stdin=True)
         return Shell(process)
 
+    def repl(
+        self,
+        *,
+        llm: Optional[Model] = None,
+        solver: Optional[Solver] = None,
+        depth: int = 1,
+        budget: Optional[Budget] = None,
+        output_limit: int = 20_000,
+        python: str = "python3",
+    ) -> Repl:
+        """A Python session that keeps its variables between run()s; a with block ends it.
+
+        llm(prompt, **options) is a function here that code inside calls as llm(prompt) and
+        llm_batch(prompts), with all network off too. solver(repl, prompt) works on what code
+        inside gives to rlm(prompt, context): it gets a session of its own, whose context is a
+        variable there, and its result is the call's; depth is how many levels there may be. budget
+        bounds all calls together. Of each stream of a run the first and last output_limit/2 bytes are kept.
+        """
+        return Repl(self, llm, solver, depth, budget or Budget(), output_limit)._open(python)
+
     def set_public(self, port: int, public: bool = True) -> None:
         """Let anyone who knows its address reach a port, without a token; or no longer."""
         self._client.call(_port_calls.set_public(self.id, port, public))
@@ -402,6 +511,47 @@ class Sandbox(_SandboxState):
     def wait_command(self, command: str, timeout: Seconds = 60) -> None:
         """Return when a shell command inside has exited with 0; DeadlineExceeded after timeout seconds."""
         self._client.call(_port_calls.wait_ready(self.id, port=None, command=command, timeout=timeout))
+
+    def run_code(
+        self,
+        code: str,
+        *,
+        language: Optional[str] = None,
+        context: Optional[Union[CodeContext, str]] = None,
+        env: Optional[Mapping[str, str]] = None,
+        timeout: Optional[Seconds] = None,
+        on_stdout: Optional[OnText] = None,
+        on_stderr: Optional[OnText] = None,
+        on_result: Optional[OnResult] = None,
+        on_error: Optional[OnError] = None,
+    ) -> Execution:
+        """Run code in a kernel, which keeps its variables for the next.
+
+        The sandbox needs a code interpreter: create it with
+        template="code-interpreter-v1", which `cove code setup` makes. Without a
+        context, each language has one of its own; executions in one context
+        queue. An error that the code raises is in the result's error, and raised
+        only by its check(). After timeout seconds, or when this is interrupted,
+        so is the kernel: DeadlineExceeded, and its variables are still there.
+        """
+        cell = Cell(on_stdout, on_stderr, on_result, on_error)
+        return Interpreter(self._client, self.id).run(cell, code, language, context, env, timeout)
+
+    def create_code_context(self, language: Optional[str] = None, *, cwd: Optional[str] = None) -> CodeContext:
+        """Start a kernel of its own for run_code: python (the default), javascript, typescript or bash."""
+        return Interpreter(self._client, self.id).create_context(language, cwd)
+
+    def list_code_contexts(self) -> builtins.list[CodeContext]:
+        """Those there are: the languages' own first, then those that were created."""
+        return Interpreter(self._client, self.id).contexts()
+
+    def restart_code_context(self, context: Union[CodeContext, str]) -> None:
+        """Give a context a new kernel. Its variables are gone, and what runs in it ends."""
+        Interpreter(self._client, self.id).restart(context)
+
+    def remove_code_context(self, context: Union[CodeContext, str]) -> None:
+        """End a context."""
+        Interpreter(self._client, self.id).remove(context)
 
     def serve(
         self,
@@ -464,6 +614,14 @@ class Sandbox(_SandboxState):
         """What the sandbox tried to reach last, oldest first; at most 512."""
         return (self._client.call(_calls.get_network(self.id, last))).flows
 
+    def diff(self, since: Union[Snapshot, str] = "create", *, hash: bool = False, limit: Optional[int] = None) -> Diff:
+        """What changed in its files since "create" (or "reset": the same), "image", or a filesystem snapshot.
+
+        hash=True: with the SHA-256 of files. limit: how many changes are listed (1000 unless
+        told, at most 100,000); they are all counted. Volumes and times are not compared.
+        """
+        return self._client.call(_calls.diff(self.id, _calls.ref("since", since), hash, limit))
+
     def stats(self) -> Stats:
         return self._client.call(_calls.stats(self.id))
 
@@ -511,6 +669,7 @@ class AsyncSandbox(_SandboxState):
         timeout: Optional[Seconds] = None,
         idle_timeout: Optional[Seconds] = None,
         on_idle: Optional[OnIdle] = None,
+        on_timeout: Optional[OnIdle] = None,
         env: Optional[Mapping[str, str]] = None,
         labels: Optional[Mapping[str, str]] = None,
         volumes: Optional[Mounts] = None,
@@ -518,6 +677,8 @@ class AsyncSandbox(_SandboxState):
         secrets: Optional[Sequence[str]] = None,
         record: Optional[RecordLike] = None,
         replay: Optional[Union[RecordingState, Replay, str]] = None,
+        reuse: Optional[str] = None,
+        deterministic: Union[bool, Deterministic, None] = None,
         keep: Optional[bool] = None,
         idempotency_key: Optional[str] = None,
         create_timeout: Optional[float] = None,
@@ -537,6 +698,7 @@ class AsyncSandbox(_SandboxState):
             timeout=timeout,
             idle_timeout=idle_timeout,
             on_idle=on_idle,
+            on_timeout=on_timeout,
             env=env,
             labels=labels,
             volumes=volumes,
@@ -544,6 +706,8 @@ class AsyncSandbox(_SandboxState):
             secrets=secrets,
             record=record,
             replay=replay,
+            reuse=reuse,
+            deterministic=deterministic,
         )
         created = await _lease.async_create(client, spec, idempotency_key, create_timeout, keep)
         return cls(client, created.info, created.node_time)
@@ -694,6 +858,54 @@ class AsyncSandbox(_SandboxState):
 
         return AsyncSnapshot(self._client, *await self._client.retrying(attempt, repeatable=True))
 
+    async def grade(
+        self,
+        tests: Optional[Tests] = None,
+        command: Optional[Command] = None,
+        artifacts: Sequence[str] = (),
+        *,
+        timeout: Optional[Seconds] = None,
+        results: Optional[str] = None,
+        separate: bool = False,
+        expected: Optional[Sequence[str]] = None,
+        image: Optional[str] = None,
+        snapshot: Optional[Union[AsyncSnapshot, str]] = None,
+        tests_path: Optional[str] = None,
+        env: Optional[Mapping[str, str]] = None,
+        cwd: Optional[str] = None,
+        cpu: Optional[float] = None,
+        memory: Optional[Size] = None,
+        disk: Optional[Size] = None,
+        stop: bool = False,
+        wait: bool = True,
+        labels: Optional[Mapping[str, str]] = None,
+        idempotency_key: Optional[str] = None,
+    ) -> Verdict:
+        """What the work is worth; see Sandbox.grade."""
+        call = grade.create(
+            self.id,
+            None if tests is None else await grade.async_send_tests(self._client, tests),
+            command,
+            artifacts,
+            timeout=timeout,
+            results=results,
+            separate=separate,
+            expected=expected,
+            image=image,
+            snapshot=snapshot,
+            tests_path=tests_path,
+            env=env,
+            cwd=cwd,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            stop=stop,
+            labels=labels,
+            idempotency_key=idempotency_key,
+        )
+        verdict = await self._client.call(call)
+        return await verdict.await_(client=self._client) if wait else verdict
+
     async def fork(
         self,
         n: int,
@@ -705,7 +917,7 @@ class AsyncSandbox(_SandboxState):
         keep: Optional[bool] = None,
     ) -> Forks[AsyncSandbox]:
         """n children that go on from here, each for itself; see Sandbox.fork."""
-        lease = await _lease.async_fork_lease(self._client, keep)
+        lease = await _lease.async_fork_lease(self._client, keep, self.last_info.run)
         call = _state_calls.fork(
             {"id": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout, lease=lease
         )
@@ -716,9 +928,9 @@ class AsyncSandbox(_SandboxState):
         """Back to a snapshot, in place: it keeps its id. If it fails, the sandbox is as it was."""
         return self._created(await self._client.call(_state_calls.restore(self.id, snapshot)))
 
-    async def pause(self, *, cold: bool = False) -> SandboxInfo:
-        """Freeze it in memory or, with cold, put it on disk. Any call that needs it wakes it and takes that longer."""
-        return self._seen(await self._client.call(_state_calls.pause(self.id, cold)))
+    async def pause(self, *, cold: bool = False, if_busy: IfBusy = "freeze") -> SandboxInfo:
+        """Freeze it in memory or, with cold, put it on disk; see Sandbox.pause."""
+        return self._seen(await self._client.call(_state_calls.pause(self.id, cold, if_busy)))
 
     async def resume(self) -> SandboxInfo:
         """Wake it; it runs when this returns."""
@@ -745,6 +957,20 @@ class AsyncSandbox(_SandboxState):
         process = await self.start([*SHELL], cwd=cwd, env=env, user=user, stdin=True)
         return await AsyncShell(process)._open()
 
+    @opening
+    async def repl(
+        self,
+        *,
+        llm: Optional[AsyncModel] = None,
+        solver: Optional[AsyncSolver] = None,
+        depth: int = 1,
+        budget: Optional[Budget] = None,
+        output_limit: int = 20_000,
+        python: str = "python3",
+    ) -> AsyncRepl:
+        """A Python session that keeps its variables; see Sandbox.repl."""
+        return await AsyncRepl(self, llm, solver, depth, budget or Budget(), output_limit)._open(python)
+
     async def set_public(self, port: int, public: bool = True) -> None:
         """Let anyone who knows its address reach a port, without a token; or no longer."""
         await self._client.call(_port_calls.set_public(self.id, port, public))
@@ -756,6 +982,39 @@ class AsyncSandbox(_SandboxState):
     async def wait_command(self, command: str, timeout: Seconds = 60) -> None:
         """Return when a shell command inside has exited with 0; DeadlineExceeded after timeout seconds."""
         await self._client.call(_port_calls.wait_ready(self.id, port=None, command=command, timeout=timeout))
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        language: Optional[str] = None,
+        context: Optional[Union[CodeContext, str]] = None,
+        env: Optional[Mapping[str, str]] = None,
+        timeout: Optional[Seconds] = None,
+        on_stdout: Optional[OnText] = None,
+        on_stderr: Optional[OnText] = None,
+        on_result: Optional[OnResult] = None,
+        on_error: Optional[OnError] = None,
+    ) -> Execution:
+        """Run code in a kernel; see Sandbox.run_code. Listeners may be coroutine functions."""
+        cell = Cell(on_stdout, on_stderr, on_result, on_error)
+        return await AsyncInterpreter(self._client, self.id).run(cell, code, language, context, env, timeout)
+
+    async def create_code_context(self, language: Optional[str] = None, *, cwd: Optional[str] = None) -> CodeContext:
+        """Start a kernel of its own for run_code: python (the default), javascript, typescript or bash."""
+        return await AsyncInterpreter(self._client, self.id).create_context(language, cwd)
+
+    async def list_code_contexts(self) -> builtins.list[CodeContext]:
+        """Those there are: the languages' own first, then those that were created."""
+        return await AsyncInterpreter(self._client, self.id).contexts()
+
+    async def restart_code_context(self, context: Union[CodeContext, str]) -> None:
+        """Give a context a new kernel. Its variables are gone, and what runs in it ends."""
+        await AsyncInterpreter(self._client, self.id).restart(context)
+
+    async def remove_code_context(self, context: Union[CodeContext, str]) -> None:
+        """End a context."""
+        await AsyncInterpreter(self._client, self.id).remove(context)
 
     async def serve(
         self,
@@ -811,6 +1070,12 @@ class AsyncSandbox(_SandboxState):
     async def flows(self, last: int = 100) -> Sequence[Flow]:
         """What the sandbox tried to reach last, oldest first; at most 512."""
         return (await self._client.call(_calls.get_network(self.id, last))).flows
+
+    async def diff(
+        self, since: Union[AsyncSnapshot, str] = "create", *, hash: bool = False, limit: Optional[int] = None
+    ) -> Diff:
+        """What changed in its files; see Sandbox.diff."""
+        return await self._client.call(_calls.diff(self.id, _calls.ref("since", since), hash, limit))
 
     async def stats(self) -> Stats:
         return await self._client.call(_calls.stats(self.id))

@@ -26,6 +26,7 @@ class Quota:
     creates_per_second: float = 0
     weight: int = 0
     """Share of a full node; 0 = 1."""
+    image_bytes: int = 0
 
     @classmethod
     def parse(cls, j: Optional[Json]) -> Quota:
@@ -38,10 +39,15 @@ class Quota:
             snapshot_bytes=parse_int(j.get("snapshotBytes")),
             creates_per_second=float(j.get("createsPerSecond") or 0),
             weight=parse_int(j.get("weight")),
+            image_bytes=parse_int(j.get("imageBytes")),
         )
 
     def message(self) -> dict[str, Any]:
-        names = {"snapshot_bytes": "snapshotBytes", "creates_per_second": "createsPerSecond"}
+        names = {
+            "snapshot_bytes": "snapshotBytes",
+            "image_bytes": "imageBytes",
+            "creates_per_second": "createsPerSecond",
+        }
         given = {names.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
         return {k: v for k, v in given.items() if v}
 

@@ -13,6 +13,7 @@ EndCause = Union[
         "disk_full",
         "killed_by_user",
         "lease_expired",
+        "client_ended",
         "ttl",
         "idle",
         "evicted",
@@ -31,4 +32,5 @@ VolumeMode = Literal["rw", "ro", "shared"]
 StateName = Literal["creating", "running", "ending", "ended"]
 Standby = Literal["", "hot", "cold"]
 SnapshotKind = Literal["memory", "filesystem", "directory"]
+IfBusy = Literal["freeze", "refuse"]
 StreamName = Literal["stdout", "stderr", "pty"]

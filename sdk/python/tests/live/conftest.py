@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,19 @@ import cove
 from ..blocking import Blocking
 
 LABEL = "cove-sdk-test"
+
+
+def alive(labels: dict[str, str]) -> list[str]:
+    with cove.Client() as client:
+        return [sb.id for sb in cove.Sandbox.list(labels, client=client)]
+
+
+def gone_within(labels: dict[str, str], seconds: float) -> list[str]:
+    """What is left after at most so long."""
+    until = time.monotonic() + seconds
+    while (left := alive(labels)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return left
 
 
 @dataclass

@@ -200,6 +200,23 @@ def test_any_call_wakes_a_paused_sandbox(live: Live, cold: bool) -> None:
     assert sb.last_info.end.cause == "killed_by_user"  # asleep or not
 
 
+@pytest.mark.parametrize("cold", [False, True])
+def test_who_waits_for_a_paused_sandbox_is_told(live: Live, cold: bool) -> None:
+    with live.create(**SMALL) as sb:
+        process = sb.start("touch /tmp/up; while ! [ -e /tmp/go ]; do sleep 0.05; done", timeout=60)
+        with pytest.raises(cove.FailedPrecondition, match=process.exec_id) as busy:
+            sb.pause(cold=cold, if_busy="refuse")
+        assert busy.value.reason == "busy"
+        sb.pause(cold=cold)
+        began = time.monotonic()
+        with pytest.raises(cove.DeadlineExceeded, match="was paused") as caught:
+            process.wait(timeout=3)
+        assert (caught.value.reason, process.standby) == ("asleep", "cold" if cold else "hot")
+        assert time.monotonic() - began < 10
+        sb.files.write("/tmp/go", "")  # wakes it
+        assert process.wait(timeout=30).exit_code == 0
+
+
 def test_a_stream_goes_on_through_a_pause(live: Live) -> None:
     with live.create(**SMALL) as sb:
         process = sb.start("for n in 1 2 3 4 5 6; do echo $n; sleep 0.2; done")
