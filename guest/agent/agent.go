@@ -378,8 +378,8 @@ func (a *Agent) leaveNow() {
 }
 
 // swapWait bounds how long a request that came amid a reset waits for the next
-// episode, which takes some milliseconds to come.
-const swapWait = 10 * time.Second
+// episode, which takes some milliseconds to come, and at most deadGrace.
+const swapWait = deadGrace + 10*time.Second
 
 // swapGrace is how long after the end of the connection that left an episode the
 // next is still expected: the host may enter on another connection, or be dead.

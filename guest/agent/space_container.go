@@ -376,6 +376,10 @@ func (in *inside) kill() {
 	rc.Control(func(fd uintptr) { unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
 }
 
+// deadGrace bounds how long a reset waits for what it killed: after it the sandbox
+// ends. On a machine without CPU to spare 2 s were not enough.
+const deadGrace = 30 * time.Second
+
 // awaitDead waits until all that ran in the container left last is gone.
 func (c *containerSpace) awaitDead() error {
 	c.mu.Lock()
@@ -388,7 +392,7 @@ func (c *containerSpace) awaitDead() error {
 	select {
 	case <-in.gone:
 		return nil
-	case <-time.After(leaveGrace):
+	case <-time.After(deadGrace):
 		return errors.New("processes of the container that was left do not end")
 	}
 }

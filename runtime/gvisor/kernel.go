@@ -478,6 +478,10 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 	}
 	k.container = next.cid
 	k.cleanLocked(slices.DeleteFunc(old, func(cid string) bool { return cid == next.cid }))
+	// Unless it had so many files that the next episode would find no memory for its own.
+	if k.d.groups.memory(k.id) > c.Resources.MemoryLimit/2 {
+		<-k.cleaned
+	}
 	k.spareSoonLocked(c)
 	return nil
 }
