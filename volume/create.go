@@ -107,7 +107,7 @@ func (s *Set) claim(op string, rec record) error {
 	if s.mu.volumes[rec.ID] != nil {
 		return sandbox.Errorf(sandbox.AlreadyExists, op, "there is a volume %q already", rec.ID)
 	}
-	if err := s.roomLocked(op, rec.Size); err != nil {
+	if err := s.checkCapacityLocked(op, rec.Size); err != nil {
 		return err
 	}
 	v := newVolume(rec)
@@ -116,8 +116,8 @@ func (s *Set) claim(op string, rec record) error {
 	return nil
 }
 
-// roomLocked says whether more bytes can be promised.
-func (s *Set) roomLocked(op string, more int64) error {
+// checkCapacityLocked says whether more bytes can be promised.
+func (s *Set) checkCapacityLocked(op string, more int64) error {
 	var promised, used int64
 	for id, v := range s.mu.volumes {
 		promised += v.rec.Size
@@ -248,7 +248,7 @@ func (s *Set) grow(op string, v *volume, size int64) (record, error) {
 		s.mu.Unlock()
 		return rec, nil
 	default:
-		err = s.roomLocked(op, size-rec.Size)
+		err = s.checkCapacityLocked(op, size-rec.Size)
 	}
 	if err != nil {
 		s.mu.Unlock()
