@@ -301,6 +301,6 @@ type secretJSON struct {
 }
 
 func toSecretJSON(s *covev1.Secret) secretJSON {
-	return secretJSON{Name: s.GetName(), Hosts: s.GetHosts(), Header: s.GetHeader(), Format: s.GetFormat(), URL: s.GetUrl(), Body: s.GetBody(), AllowHTTP: s.GetAllowHttp(),
+	return secretJSON{Name: s.GetName(), Hosts: append([]string{}, s.GetHosts()...), Header: s.GetHeader(), Format: s.GetFormat(), URL: s.GetUrl(), Body: s.GetBody(), AllowHTTP: s.GetAllowHttp(),
 		Env: s.GetEnv(), Placeholder: s.GetPlaceholder(), Labels: s.GetLabels(), Version: s.GetVersion(), CreatedAt: timeOf(s.GetCreatedAt()), UpdatedAt: timeOf(s.GetUpdatedAt())}
 }
