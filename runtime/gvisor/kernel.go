@@ -483,7 +483,7 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 	k.cleanLocked(slices.DeleteFunc(old, func(cid string) bool { return cid == next.cid }))
 	// Unless it had so many files that the next episode would find no memory for its own.
 	if k.d.groups.memory(k.id) > c.Resources.MemoryLimit/2 {
-		<-k.cleaned
+		<-k.mu.cleaned
 	}
 	k.spareSoonLocked(c)
 	return nil
