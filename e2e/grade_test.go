@@ -204,6 +204,42 @@ class TestClass:
     def test_in_class(self, x, tmp_path):
         (tmp_path / "f").write_text(str(x))
 `, "test_top.py": "from helper import ONE\ndef test_helper(): assert ONE == 1\n"}},
+	{name: "tests that leave some of themselves out", do: solution("import cProfile\ndef add(a, b):\n    \"\"\"\n    >>> add(2, 3)\n    5\n    \"\"\"\n    p = cProfile.Profile(); p.enable()\n    try: return a + b\n    finally: p.disable()"),
+		tests: map[string]string{"conftest.py": "import pytest\ncollect_ignore = ['test_old.py']\n@pytest.fixture\ndef gpu(): pytest.skip('there is none')\n", "test_old.py": "def test_old(): assert False\n",
+			"test_elsewhere.py": "import pytest\nx = pytest.importorskip('nosuchlibrary')\ndef test_x(): assert x\n", "test_some.py": `
+import doctest, sys, typing, unittest
+import pytest
+import solution
+slow = pytest.mark.skipif(True, reason="slow")
+@pytest.fixture
+def test_client(): return 5
+def test_fixture(test_client): assert solution.add(2, 3) == test_client
+def test_documented(): assert doctest.testmod(solution) == (0, 1)
+def test_skips():
+    if sys.platform != "win32": pytest.skip("not here")
+def test_needs(): pytest.importorskip("nosuchlibrary")
+def test_gpu(gpu): assert False
+def test_known(): pytest.xfail("known")
+@slow
+def test_slow(): assert False
+@pytest.mark.parametrize("a", [1, pytest.param(2, marks=pytest.mark.xfail)])
+def test_some(a): assert solution.add(a, 0) == 1
+class TestCase(typing.NamedTuple):
+    a: int
+    def test_value(self): return self.a
+class Base(unittest.TestCase):
+    def test_it(self): self.assertEqual(solution.add(2, 3), self.want)
+class TestFive(Base):
+    want = 5
+    @unittest.skip("not now")
+    def test_decorated(self): self.fail()
+    @unittest.expectedFailure
+    def test_fails(self): self.fail()
+    def test_called(self): self.skipTest("not now")
+del Base
+`}},
+	{name: "tests of another name", do: solution("def add(a, b): return a + b"),
+		tests: map[string]string{"pytest.ini": "[pytest]\npython_files = check_*.py\npython_functions = check_*\n", "check_add.py": "from solution import add\ndef check_small(): assert add(2, 3) == 5\ndef test_nothing(): assert False\n"}},
 }
 
 func TestHonestWorkIsWorthIt(t *testing.T) {
@@ -228,4 +264,14 @@ func TestHonestWorkIsWorthIt(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a plugin of the image's", func(t *testing.T) {
+		setup := w.Create(t, world.Small())
+		setup.Must(t, `d=$(python3 -c 'import site; print(site.getsitepackages()[0])'); mkdir -p $d/fives-1.0.dist-info; printf '[pytest11]\nfives = fives\n' > $d/fives-1.0.dist-info/entry_points.txt
+printf 'Metadata-Version: 2.1\nName: fives\nVersion: 1.0\n' > $d/fives-1.0.dist-info/METADATA; printf 'import pytest\n@pytest.fixture\ndef five(): return 5\n' > $d/fives.py`)
+		trusted := setup.Snapshot(t, world.Take{Kind: sandbox.FilesystemSnapshot})
+		b := w.Create(t, sandbox.Spec{Snapshot: trusted.ID})
+		b.Must(t, wrong+solution("def add(a, b): return a + b"))
+		tests := w.Tests(t, map[string]string{"test_five.py": "from solution import add\ndef test_five(five): assert add(2, 3) == five\n"})
+		graded(t, b.Grade(t, &covev1.CreateGradeRequest{Tests: tests, Command: "pytest", Artifacts: []string{"/work"}, Snapshot: trusted.ID}), 1)
+	})
 }

@@ -18,7 +18,7 @@ import json, os, subprocess
 right = 0
 for a, b in ((2, 3), (10, 20), (-1, 1)):
     try:
-        p = subprocess.run([os.environ["COVE_JUDGED"], "python3", "/work/main.py"], input="%d %d\n" % (a, b), capture_output=True, text=True, timeout=2, cwd="/")
+        p = subprocess.run([os.environ["COVE_JUDGED"], "python3", "/work/main.py"], input="%d %d\n" % (a, b), capture_output=True, text=True, errors="replace", timeout=2, cwd="/")
     except subprocess.TimeoutExpired: # or the work could choose to have no verdict
         continue
     right += p.stdout.strip() == open("/tests/expected/%d" % (a + b)).read().strip()
@@ -31,11 +31,33 @@ with open(os.environ["COVE_REWARD"], "w") as f:
 import os, subprocess, pytest
 @pytest.mark.parametrize("a,b", [(2, 3), (10, 20)])
 def test_sum(a, b):
-    p = subprocess.run([os.environ["COVE_JUDGED"], "python3", "/work/main.py"], input="%d %d\n" % (a, b), capture_output=True, text=True, cwd="/")
+    p = subprocess.run([os.environ["COVE_JUDGED"], "python3", "/work/main.py"], input="%d %d\n" % (a, b), capture_output=True, text=True, errors="replace", cwd="/")
     assert p.stdout.strip() == str(a + b)
 def test_user():
     p = subprocess.run([os.environ["COVE_JUDGED"], "id", "-u"], capture_output=True, text=True, cwd="/")
     assert p.stdout == "64002\n"
+`,
+	// by a file of the work's, which it must not have led elsewhere
+	"file.py": `
+import os, subprocess, sys
+try:
+    subprocess.run([os.environ["COVE_JUDGED"], "python3", "/work/main.py"], timeout=20, cwd="/")
+except subprocess.TimeoutExpired:
+    pass
+try:
+    with open("/tests/expected/5") as want, open("/work/out/answer") as got:
+        right = want.read() == got.read()
+except OSError as e:
+    print(e)
+    right = False
+with open(os.environ["COVE_REWARD"], "w") as f:
+    f.write(str(float(right)))
+`,
+	// by a second python, after the work has run
+	"twice.sh": `
+echo 2 3 | $COVE_JUDGED sh -c 'test "$HOME" = /tmp && exec python3 /work/main.py' > "$HOME/got"
+python3 -c 'import os
+open(os.environ["COVE_REWARD"], "w").write(str(float(open(os.environ["HOME"] + "/got").read() == "5\n")))'
 `,
 }
 
@@ -53,6 +75,8 @@ func TestJudgeApart(t *testing.T) {
 	tests := w.Tests(t, apart)
 	reward := &covev1.CreateGradeRequest{Args: []string{"python3", "-I", "/tests/judge.py"}, Results: "reward", Separate: true}
 	junit := &covev1.CreateGradeRequest{Command: "python3 -P -m pytest -q -p no:cacheprovider --junitxml=$COVE_RESULTS /tests", Results: "junit", Separate: true, Expected: []string{"test_program::test_user"}}
+	file := &covev1.CreateGradeRequest{Args: []string{"python3", "-I", "/tests/file.py"}, Results: "reward", Separate: true}
+	twice := &covev1.CreateGradeRequest{Args: []string{"sh", "/tests/twice.sh"}, Results: "reward", Separate: true}
 	exit := &covev1.CreateGradeRequest{Command: `[ "$(echo 2 3 | $COVE_JUDGED python3 /work/main.py)" = 5 ]`, Separate: true}
 	for _, c := range []struct {
 		name, do string
@@ -70,6 +94,15 @@ func TestJudgeApart(t *testing.T) {
 		{"writes the reward", runs("import os, time\nif os.fork() == 0:\n    os.setsid()\n    while True:\n        for d in ('/run/cove-grade', '/proc/1/root/run/cove-grade', '/proc/%d/cwd/..' % os.getppid()):\n            try: open(d + '/reward', 'w').write('1')\n            except OSError: pass\n        time.sleep(0.01)\nprint(7)"), reward, 0},
 		{"traces and kills the judge", runs("import ctypes, os, signal\nl = ctypes.CDLL(None)\nprint(l.ptrace(16, os.getppid(), 0, 0))\nfor p in (os.getppid(), -1, 1):\n    try: os.kill(p, 9)\n    except OSError: pass\ntry: open('/proc/%d/mem' % os.getppid(), 'r+b')\nexcept OSError: pass"), reward, 0},
 		{"becomes root", `cp /bin/bash /work/rootsh; chmod 6755 /work/rootsh;` + runs("import os, subprocess\ntry: os.setuid(0)\nexcept OSError: pass\nfor c in (['/work/rootsh', '-p', '-c'], ['sudo', '-n', 'sh', '-c'], ['su', '-c']):\n    try: subprocess.run(c + ['echo 1 > /run/cove-grade/reward; cat /tests/expected/*'], timeout=1, stdin=subprocess.DEVNULL)\n    except Exception: pass"), reward, 0},
+		{"right, by a file", "mkdir /work/out\n" + runs("open('/work/out/answer', 'w').write('5\\n')"), file, 1},
+		{"a file that is a link to what is expected", "mkdir /work/out; ln -s /var/run/cove-grade/tests/expected/5 /work/out/answer\n" + runs("pass"), file, 0},
+		{"a file that becomes a link to what is expected", "mkdir /work/out\n" + runs("import os\nos.symlink('/tests/expected/5', '/work/out/answer')"), file, 0},
+		{"a file below what becomes a link", runs("import os\nos.mkdir('/tmp/d'); os.symlink('/run/cove-grade/tests/expected/5', '/tmp/d/answer'); os.symlink('/tmp/d', '/work/out')"), file, 0},
+		{"a file that becomes a link to what the judge has open", "mkdir /work/out\n" + runs("import os\nos.symlink('/proc/self/fd/3', '/work/out/answer')"), file, 0},
+		{"right, judged by two", runs(rightProgram), twice, 1},
+		{"leaves code in a home", runs("import os, sys\nfor h in ('/tmp', os.path.expanduser('~'), '/run/cove-grade/home'):\n    d = h + '/.local/lib/python%d.%d/site-packages' % sys.version_info[:2]\n    try: os.makedirs(d)\n    except OSError: continue\n    open(d + '/x.pth', 'w').write(\"import os; os.getuid() == 0 and (open(os.environ['COVE_REWARD'], 'w').write('1'), os._exit(0))\\n\")\nprint(7)"), twice, 0},
+		{"prints what is no text, by a reward", runs("import sys\nsys.stdout.buffer.write(b'\\xff\\xfe')"), reward, 0},
+		{"prints what is no text, by JUnit", runs("import sys\nsys.stdout.buffer.write(b'\\xff\\xfe')"), junit, 0},
 		{"is a link to the judge", `ln -sf /tests/judge.py /work/main.py`, reward, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -78,6 +111,28 @@ func TestJudgeApart(t *testing.T) {
 			r := &covev1.CreateGradeRequest{Tests: tests, Command: c.how.Command, Args: c.how.Args, Results: c.how.Results, Separate: true, Expected: c.how.Expected,
 				Artifacts: []string{"/work"}, Timeout: durationpb.New(time.Minute)}
 			graded(t, b.Grade(t, r), c.want)
+		})
+	}
+}
+
+// Without a judge apart, what the exit code is taken of is of the work's own user: it
+// can be ended by the work, but not be made to say something else.
+func TestWorkDoesNotTraceItsJudge(t *testing.T) {
+	w := world.New(t, world.Options{})
+	for _, c := range []struct {
+		name, python string
+		want         float64
+	}{
+		{"what it started", "p = os.fork()\nif p == 0:\n    import time; time.sleep(60)\ncan = l.ptrace(16, p, 0, 0) == 0\nif can: l.ptrace(17, p, 0, 0)\nos.kill(p, 9)\nsys.exit(not can)", 1},
+		{"what started it", "sys.exit(l.ptrace(16, p, 0, 0) != 0)", 0},
+		{"the memory of what started it", "open('/proc/%d/mem' % p, 'r+b')", 0},
+		{"the memory of what started it, by a call", "class V(ctypes.Structure): _fields_ = [('at', ctypes.c_void_p), ('n', ctypes.c_size_t)]\nb = ctypes.create_string_buffer(1)\nv = V(ctypes.addressof(b), 1)\nsys.exit(l.process_vm_readv(p, ctypes.byref(v), 1, ctypes.byref(v), 1, 0) < 0 and ctypes.get_errno() == 1)", 0},
+		{"what started it, from a process nobody waits for", "import time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        if l.ptrace(16, p, 0, 0) == 0: open('/tmp/did', 'w').close()\n        open('/tmp/over', 'w').close()\n        os._exit(0)\n    os._exit(0)\nwhile not os.path.exists('/tmp/over'): time.sleep(0.01)\nsys.exit(not os.path.exists('/tmp/did'))", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := w.Create(t, world.Small())
+			b.Must(t, "mkdir -p /work\n"+runs("import ctypes, os, sys\nl = ctypes.CDLL(None, use_errno=True)\np = os.getppid()\n"+c.python))
+			graded(t, b.Grade(t, &covev1.CreateGradeRequest{Command: "python3 /work/main.py; exit $?", Artifacts: []string{"/work"}, Timeout: durationpb.New(time.Minute)}), c.want)
 		})
 	}
 }

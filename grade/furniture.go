@@ -17,6 +17,10 @@ const (
 	ResultsFile = "results"
 )
 
+// JudgeHome is a judge's HOME, where the work puts nothing that programs read by
+// themselves.
+const JudgeHome = sandbox.GradeDir + "/home"
+
 // SealedTests is where tests are that nobody but the judge may read.
 const SealedTests = sandbox.GradeDir + "/tests"
 
@@ -24,6 +28,10 @@ const SealedTests = sandbox.GradeDir + "/tests"
 const judgedScript = `#!/bin/sh
 # $COVE_JUDGED PROGRAM [ARGUMENT]... runs what is graded as a user of its own.
 unset COVE_REWARD COVE_RESULTS COVE_JUDGED
+if [ "$HOME" = ` + JudgeHome + ` ]; then
+	HOME=/tmp
+	unset PYTHONNOUSERSITE
+fi
 if command -v setpriv >/dev/null 2>&1; then
 	exec setpriv --reuid=64002 --regid=64002 --clear-groups --no-new-privs -- "$@"
 fi
@@ -36,8 +44,10 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@"
 // alone, with the way to run the work, and the tests' name.
 func Furniture(w io.Writer, spec sandbox.GradeSpec) error {
 	tw := tar.NewWriter(w)
-	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: sandbox.GradeDir[1:] + "/", Mode: 0o700}); err != nil {
-		return err
+	for _, dir := range []string{sandbox.GradeDir, JudgeHome} {
+		if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir[1:] + "/", Mode: 0o700}); err != nil {
+			return err
+		}
 	}
 	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Join(sandbox.GradeDir[1:], JudgedFile), Mode: 0o700, Size: int64(len(judgedScript))}); err != nil {
 		return err

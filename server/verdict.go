@@ -161,6 +161,9 @@ func exitCode(code int) string { b, _ := json.Marshal(code); return string(b) }
 func (g *grading) command() (sandbox.ProcessSpec, error) {
 	spec := g.grade.Spec
 	env := map[string]string{"PATH": strings.Join(g.searchPath(), ":"), "HOME": "/tmp", "COVE_TESTS": spec.TestsPath}
+	if spec.Separate {
+		env["HOME"], env["PYTHONNOUSERSITE"] = grade.JudgeHome, "1" // /tmp is the work's, too
+	}
 	maps.Copy(env, spec.Env)
 	p := sandbox.ProcessSpec{ExecID: "grade", Args: spec.Args, Command: spec.Command, Cwd: spec.Cwd, User: judgedUser, Env: env, Timeout: spec.Timeout}
 	if spec.Separate {

@@ -11,7 +11,7 @@ type edit struct {
 }
 
 // edits are all of them, by what they are for, in the order they are made.
-var edits = slices.Concat(restoreEdits, callsEdits, carryEdits, insideEdits, zeroEdits, limitsEdits, unreadEdits, tarEdits, meetEdits, netEdits, rootEdits, answerEdits, suiteEdits, spawnEdits, pagesEdits, sinceEdits, upperEdits, realtimeEdits, startEdits, smallEdits, unpackEdits, holdEdits)
+var edits = slices.Concat(restoreEdits, callsEdits, carryEdits, insideEdits, zeroEdits, limitsEdits, unreadEdits, tarEdits, meetEdits, netEdits, rootEdits, judgedEdits, answerEdits, suiteEdits, spawnEdits, pagesEdits, sinceEdits, upperEdits, realtimeEdits, startEdits, smallEdits, unpackEdits, holdEdits)
 
 // restoreEdits make a restore, and a boot, faster.
 var restoreEdits = []edit{
