@@ -540,7 +540,8 @@ class AsyncRun(_RunState):
             return grouping.result()
 
         made = await self._client.retrying(attempt, repeatable=True)
-        return Group(name or made.ready[0].group, [AsyncSandbox(self._client, info) for info in made.ready], made.errors)
+        sandboxes = [AsyncSandbox(self._client, info) for info in made.ready]
+        return Group(name or made.ready[0].group, sandboxes, made.errors)
 
     async def plan(self, items: Iterable[Mapping[str, Any]]) -> AsyncPlan:
         """Say what the run will start from next; see Run.plan."""
