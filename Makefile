@@ -203,7 +203,7 @@ soak-origins: test-deps build $(VENV)/.test ## the hostile, crash, metamorphic a
 	@scripts/soak_origins.sh
 
 soak-tests: test-deps build $(TOOLS)/pebble ## the Go suites that repeat themselves, with all their repetitions (CI makes some). About 30 minutes
-	@COVE_SOAK=1 PKG='./e2e ./node/agent' scripts/test.sh go
+	@COVE_SOAK=1 PKG='./e2e ./node/agent ./batch' scripts/test.sh go
 
 compat: build ## the same suites beside and inside a sandbox; fails on what docs/compatibility.md does not list (COMPAT='test_os psutil')
 	@scripts/deps.sh server

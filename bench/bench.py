@@ -47,6 +47,7 @@ from measure import (
 from grpo_bench import bench_grpo
 from memory import bench_memory
 from batches import bench_batch
+from repls import bench_repl
 from rollout import bench_group, bench_steps
 from state import bench_cold, bench_files, bench_fork, bench_standby
 from templates import bench_template
@@ -595,7 +596,7 @@ def main() -> int:
     a.add_argument(
         "--only",
         default="",
-        help="comma-separated: create,exec,api,bytes,live,standby,template,fork,memory,files,cold,gateway,ports,boot,steps,group,e2b,grade,batch,grpo",
+        help="comma-separated: create,exec,api,bytes,live,standby,template,fork,memory,files,cold,gateway,ports,boot,steps,group,e2b,grade,batch,repl,grpo",
     )
     a.add_argument(
         "--cold", type=int, default=2000, help="how many sandboxes in cold standby"
@@ -634,6 +635,7 @@ def main() -> int:
         "boot": lambda: bench_boot(args.rounds),
         "steps": lambda: bench_steps(args.rounds),
         "batch": lambda: bench_batch(args.rounds),
+        "repl": lambda: bench_repl(max(3, args.rounds // 5)),
         "group": lambda: bench_group(args.rounds),
         "e2b": lambda: bench_e2b(args.rounds * 3),
         "grpo": bench_grpo,

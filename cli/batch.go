@@ -28,6 +28,7 @@ type batchFlags struct {
 	parallel        int
 	retries, onExit int
 	reuse, ordered  bool
+	json            bool
 	keepOutput      size
 }
 
@@ -74,6 +75,7 @@ are not, 130 after Ctrl-C; no sandbox is left in any case.`,
 	fs.IntVar(&f.onExit, "retry-failed", 0, "further tries of an input whose command failed")
 	fs.BoolVar(&f.reuse, "reuse", false, "reset a sandbox and do the next input in it, instead of a new one for each")
 	fs.BoolVar(&f.ordered, "ordered", false, "results in the order of the inputs; with --out once all is done")
+	fs.BoolVar(&f.json, "json", false, "say nothing but results, which are JSON lines anyway: no progress on stderr")
 	f.keepOutput = 1 << 20
 	fs.Var(&f.keepOutput, "keep-output", "bytes kept of each stream of an input")
 	return cmd
@@ -122,18 +124,21 @@ func (a *app) batch(ctx context.Context, f batchFlags, files, command []string) 
 		}
 		defer func() { err = errors.Join(err, j.Close()) }()
 		emit, skip = j.Add, j.Has
-		if n := j.Len(); n > 0 {
+		if n := j.Len(); n > 0 && !f.json {
 			a.warnf("%s has %d results: doing what is left", f.out, n)
 		}
 	}
 	bar := &batchBar{w: a.Stderr, started: time.Now(), parallel: f.parallel}
 	_, bar.tty = terminal(a.Stderr)
+	if f.json {
+		bar.w, bar.tty = io.Discard, false
+	}
 	cfg := batch.Config{Parallel: f.parallel, Retries: f.retries, OnExit: f.onExit, Reuse: f.reuse, Name: newExecID()}
 	p, err := batch.Run(ctx, cfg, m, batch.Lines(in), skip, emit, bar.show)
 	bar.finish(p)
 	select {
 	case <-interrupted:
-		if f.out != "" {
+		if f.out != "" && !f.json {
 			a.warnf("stopped; the same call goes on with what is left")
 		}
 		return &ExitError{Code: 130}

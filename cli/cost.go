@@ -20,6 +20,7 @@ type costJSON struct {
 	Group                 string   `json:"group,omitempty"`
 	Episode               string   `json:"episode,omitempty"`
 	Sandbox               string   `json:"sandbox,omitempty"`
+	Reset                 int64    `json:"reset,omitempty"`
 	Step                  string   `json:"step,omitempty"`
 	Sandboxes             int64    `json:"sandboxes"`
 	Episodes              int64    `json:"episodes"`
@@ -47,7 +48,7 @@ type costsJSON struct {
 }
 
 func toCostJSON(c *covev1.Cost) costJSON {
-	return costJSON{Run: c.GetRun(), Group: c.GetGroup(), Episode: c.GetEpisode(), Sandbox: c.GetSandbox(), Step: c.GetStep(), Sandboxes: c.GetSandboxes(), Episodes: c.GetEpisodes(),
+	return costJSON{Run: c.GetRun(), Group: c.GetGroup(), Episode: c.GetEpisode(), Sandbox: c.GetSandbox(), Reset: c.GetReset_(), Step: c.GetStep(), Sandboxes: c.GetSandboxes(), Episodes: c.GetEpisodes(),
 		Steps: c.GetSteps(), CPUS: c.GetCpuSeconds(), StepCPUS: c.GetStepCpuSeconds(), MemoryGiBS: c.GetMemoryGibSeconds(), ReservedGiBS: c.GetMemoryReservedGibSeconds(),
 		DiskGiBS: c.GetDiskGibSeconds(), SnapshotGiB: c.GetSnapshotGib(), Seconds: c.GetSeconds(), StepSeconds: c.GetStepSeconds(), IdleSeconds: c.GetIdleSeconds(),
 		StandbySeconds: c.GetStandbySeconds(), EgressSent: c.GetEgressSent(), EgressReceived: c.GetEgressReceived()}
@@ -169,7 +170,10 @@ func (a *app) printCosts(out costsJSON, by string) error {
 				name = append(name, part)
 			}
 		}
-		row := []string{cut(strings.Join(name, " / "), 60), fmt.Sprint(c.Sandboxes), fmt.Sprint(c.Episodes), fmt.Sprint(c.Steps), number(c.CPUS), number(c.MemoryGiBS),
+		if c.Reset > 0 {
+			name = append(name, fmt.Sprint(c.Reset))
+		}
+		row := []string{cutFront(strings.Join(name, " / "), 60), fmt.Sprint(c.Sandboxes), fmt.Sprint(c.Episodes), fmt.Sprint(c.Steps), number(c.CPUS), number(c.MemoryGiBS),
 			number(c.ReservedGiBS), number(c.DiskGiBS), number(c.SnapshotGiB), formatSize(c.EgressSent + c.EgressReceived), number(c.IdleSeconds), number(c.StandbySeconds)}
 		if i == len(out.Costs) {
 			row[0] = "total"

@@ -96,6 +96,14 @@ func cut(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
+// cutFront keeps the end, where that is what tells one from another.
+func cutFront(s string, n int) string {
+	if over := utf8.RuneCountInString(s) - n; over > 0 {
+		return "…" + string([]rune(s)[over+1:])
+	}
+	return s
+}
+
 func (a *app) printJSON(v any) error {
 	enc := json.NewEncoder(a.Stdout)
 	enc.SetIndent("", "  ")

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,6 +58,18 @@ func (f fakeRuns) FollowSteps(_ context.Context, _ *connect.Request[covev1.Follo
 	return s.Send(&covev1.FollowStepsEvent{Cursor: "r1.9", Step: &covev1.Step{Id: "r1-2", Seq: 2, Group: "g"}})
 }
 func (f fakeRuns) Cost(_ context.Context, r *connect.Request[covev1.CostRequest]) (*connect.Response[covev1.CostResponse], error) {
+	if r.Msg.By == "step" || r.Msg.By == "episode" {
+		run, box := strings.Repeat("r", 20), strings.Repeat("s", 20)
+		resp := &covev1.CostResponse{Total: &covev1.Cost{}}
+		for n := range int64(2) {
+			c := &covev1.Cost{Run: run, Group: "group-" + box, Episode: "1", Sandbox: box}
+			if c.Reset_ = n + 1; r.Msg.By == "step" {
+				c.Reset_, c.Step = 0, fmt.Sprintf("%s-%d", run, n+1)
+			}
+			resp.Costs = append(resp.Costs, c)
+		}
+		return connect.NewResponse(resp), nil
+	}
 	c := &covev1.Cost{Run: "r1", Sandboxes: 2, Episodes: 4, Steps: 8, CpuSeconds: 10, MemoryReservedGibSeconds: 20}
 	return connect.NewResponse(&covev1.CostResponse{Costs: []*covev1.Cost{c}, Total: c}), nil
 }
@@ -187,6 +200,13 @@ func TestCost(t *testing.T) {
 	}
 	if r := f.cove(t, settings{}, "cost"); r.code != 0 || !strings.Contains(r.stdout, "total") || strings.Contains(r.stdout, "MONEY") {
 		t.Error(r)
+	}
+	// The end of a name that is too long is what tells a row from the next.
+	for by, ends := range map[string][]string{"step": {"r-1 ", "r-2 "}, "episode": {"s / 1 ", "s / 2 "}} {
+		r := f.cove(t, settings{}, "cost", "--by", by, "--run", "r1")
+		if r.code != 0 || !strings.Contains(r.stdout, ends[0]) || !strings.Contains(r.stdout, ends[1]) {
+			t.Error(r)
+		}
 	}
 	write(`{"currency": "USD", "cpu_second": 0.5, "memory_reserved_gib_second": 0.1}`)
 	if r := f.cove(t, settings{}, "cost", "--prices", file, "--json"); r.code != 0 || !strings.Contains(r.stdout, `"money": 7,`) || !strings.Contains(r.stdout, `"money_per_million_trajectories": 1750000`) {

@@ -127,7 +127,7 @@ nothing behind. With the same --idempotency-key it is the same group.`,
 	fs := cmd.Flags()
 	fs.Int32Var(&count, "count", 0, "how many")
 	fs.Int32Var(&atLeast, "at-least", 0, "fewer than these are none (default: all)")
-	fs.StringVar(&name, "name", "", "of the group")
+	fs.StringVar(&name, "name", "", "of the group (default: one that no other has)")
 	fs.StringVar(&source, "sandbox", "", "make copies of this running sandbox")
 	fs.Var(&wait, "max-wait", "how long to wait for room on a full server (default: the server's --queue-wait)")
 	fs.BoolVar(&asJSON, "json", false, "print a JSON array, a sandbox or an error for each")

@@ -16,6 +16,7 @@ type Usage struct {
 type Spent struct {
 	Rollout
 	Sandbox string    `json:"sandbox"`
+	Reset   int64     `json:"reset,omitempty"` // the sandbox's episode number; 0 in records from before it was kept
 	Until   time.Time `json:"until"`
 	// Total is the processor time of its kernel by then; the next look counts from
 	// there.
@@ -37,7 +38,7 @@ type Spent struct {
 // replaced counts from nothing again.
 func SpentSince(sb Sandbox, before Spent, u Usage, now time.Time) Spent {
 	const gib = float64(GiB)
-	s := Spent{Rollout: sb.Spec.Rollout, Sandbox: sb.ID, Until: now, Total: u.CPUTime, First: before.Until.IsZero()}
+	s := Spent{Rollout: sb.Spec.Rollout, Sandbox: sb.ID, Reset: sb.Episode, Until: now, Total: u.CPUTime, First: before.Until.IsZero()}
 	from := before.Until
 	if s.First {
 		from = sb.CreatedAt
@@ -76,6 +77,7 @@ type Cost struct {
 	Tenant string
 	Rollout
 	Sandbox     string
+	Reset       int64 // of an episode: which of the sandbox's
 	Step        string
 	Sandboxes   int64
 	Episodes    int64 // (sandbox, reset) with at least one step
@@ -117,8 +119,15 @@ func (c *Cost) AddStep(st Step) {
 	c.Steps++
 	c.StepCPU += st.CPUTime.Seconds()
 	c.StepSeconds += st.Duration.Seconds()
-	if c.Step != "" { // else they are in what its sandbox used
-		c.Sent += st.EgressSent
-		c.Received += st.EgressReceived
-	}
+}
+
+// AddStepUse adds what a step used by itself, where steps are what is summed; else it
+// is in what its sandbox used. Its memory is its peak for as long as it ran, which is
+// the most it can have used.
+func (c *Cost) AddStepUse(st Step) {
+	c.CPU += st.CPUTime.Seconds()
+	c.Memory += float64(st.PeakMemory) / float64(GiB) * st.Duration.Seconds()
+	c.Seconds += st.Duration.Seconds()
+	c.Sent += st.EgressSent
+	c.Received += st.EgressReceived
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/ship"
 	"github.com/cove-sandbox/cove/store"
 )
 
@@ -97,12 +98,26 @@ func (s *Server) lookAtAll(ctx context.Context) {
 		if err != nil || sb.End != nil {
 			continue // its end is looked at with it
 		}
-		sb.Standby = standby[id]
-		st, err := s.node.Stats(ctx, id)
-		if err != nil {
-			continue // it is ending
-		}
-		s.spent(sb, sandbox.Usage{CPUTime: st.CPUTime, Memory: st.Memory, DiskUsed: st.DiskUsed, Sent: st.EgressSent, Received: st.EgressReceived}, s.cfg.Clock().UTC(), false)
+		s.lookAt(ctx, sb, standby)
+	}
+}
+
+func (s *Server) lookAt(ctx context.Context, sb sandbox.Sandbox, standby map[string]sandbox.Standby) {
+	sb.Standby = standby[sb.ID]
+	st, err := s.node.Stats(ctx, sb.ID)
+	if err != nil {
+		return // it is ending
+	}
+	s.spent(sb, sandbox.Usage{CPUTime: st.CPUTime, Memory: st.Memory, DiskUsed: st.DiskUsed, Sent: st.EgressSent, Received: st.EgressReceived}, s.cfg.Clock().UTC(), false)
+}
+
+// lookBeforeReset has what a sandbox of a run used so far be its episode's that ends.
+func (s *Server) lookBeforeReset(ctx context.Context, id string) {
+	if m, ok := s.members.get(id); !ok || s.steps.logs.Load() == nil || !store.ScopeOf(ctx).Sees(m.tenant) {
+		return
+	}
+	if sb, err := s.store.GetSandbox(ctx, id); err == nil && sb.End == nil {
+		s.lookAt(ctx, sb, s.standby(ctx))
 	}
 }
 
@@ -196,13 +211,13 @@ func (s *Server) Cost(ctx context.Context, r CostRequest) (costs []sandbox.Cost,
 		costs = append(costs, *c)
 	}
 	slices.SortFunc(costs, func(a, b sandbox.Cost) int {
-		return cmp.Or(cmp.Compare(b.CPU+b.StepCPU, a.CPU+a.StepCPU), cmp.Compare(a.Run, b.Run), cmp.Compare(a.Group, b.Group), cmp.Compare(a.Episode, b.Episode), cmp.Compare(a.Sandbox, b.Sandbox), cmp.Compare(a.Step, b.Step))
+		return cmp.Or(cmp.Compare(b.CPU+b.StepCPU, a.CPU+a.StepCPU), cmp.Compare(a.Run, b.Run), cmp.Compare(a.Group, b.Group), cmp.Compare(a.Episode, b.Episode), cmp.Compare(a.Sandbox, b.Sandbox), cmp.Compare(a.Reset, b.Reset), cmp.Compare(a.Step, b.Step))
 	})
 	return costs, total, nil
 }
 
 // entryOf is what an entry is called, by what is summed.
-func entryOf(by, tenant string, r sandbox.Rollout, box, step string) sandbox.Cost {
+func entryOf(by, tenant string, r sandbox.Rollout, box string, reset int64, step string) sandbox.Cost {
 	switch by {
 	case "tenant":
 		return sandbox.Cost{Tenant: tenant}
@@ -211,7 +226,7 @@ func entryOf(by, tenant string, r sandbox.Rollout, box, step string) sandbox.Cos
 	case "group":
 		return sandbox.Cost{Tenant: tenant, Rollout: sandbox.Rollout{Run: r.Run, Group: r.Group}}
 	case "episode":
-		return sandbox.Cost{Tenant: tenant, Rollout: r}
+		return sandbox.Cost{Tenant: tenant, Rollout: r, Sandbox: box, Reset: max(1, reset)}
 	case "sandbox":
 		return sandbox.Cost{Tenant: tenant, Rollout: r, Sandbox: box}
 	}
@@ -219,12 +234,12 @@ func entryOf(by, tenant string, r sandbox.Rollout, box, step string) sandbox.Cos
 }
 
 func (s *Server) addCosts(ctx context.Context, run sandbox.Run, by string, snaps []sandbox.Snapshot, ledger map[sandbox.Cost]*sandbox.Cost, total *sandbox.Cost) error {
-	entry := func(r sandbox.Rollout, box, step string) *sandbox.Cost {
-		name := entryOf(by, run.Tenant, r, box, step)
+	entry := func(r sandbox.Rollout, box string, reset int64, step string) *sandbox.Cost {
+		name := entryOf(by, run.Tenant, r, box, reset, step)
 		c := ledger[name]
 		if c == nil {
-			c = &name
-			ledger[entryOf(by, run.Tenant, r, box, step)] = c
+			c = &sandbox.Cost{}
+			*c, ledger[name] = name, c
 		}
 		return c
 	}
@@ -240,6 +255,9 @@ func (s *Server) addCosts(ctx context.Context, run sandbox.Run, by string, snaps
 		reset   int64
 	}
 	seen := map[episode]bool{}
+	ends := map[string][]time.Time{}  // of the episodes of a sandbox
+	reserved := map[string]float64{}  // GiB of a sandbox
+	steps := map[*sandbox.Cost]bool{} // by step: the entries
 	var bad error
 	_, err = r.log.Read(0, func(record []byte, _ int64) bool {
 		kind, _, _, body, err := decodeRecord(record)
@@ -249,16 +267,32 @@ func (s *Server) addCosts(ctx context.Context, run sandbox.Run, by string, snaps
 		switch kind {
 		case usedUp:
 			var sp sandbox.Spent
-			if bad = json.Unmarshal(body, &sp); bad == nil && by != "step" {
-				entry(sp.Rollout, sp.Sandbox, "").AddSpent(sp)
+			if bad = json.Unmarshal(body, &sp); bad != nil {
+				return false
+			}
+			if by != "step" {
+				entry(sp.Rollout, sp.Sandbox, sp.Reset, "").AddSpent(sp)
 				total.AddSpent(sp)
+			}
+			if sp.Seconds > 0 && sp.Reserved > 0 {
+				reserved[sp.Sandbox] = sp.Reserved / sp.Seconds
+			}
+		case episodeOver:
+			var e ship.Episode
+			if bad = json.Unmarshal(body, &e); bad == nil {
+				ends[e.Sandbox] = append(ends[e.Sandbox], e.End.At)
 			}
 		case stepEnded:
 			var st sandbox.Step
 			if bad = json.Unmarshal(body, &st); bad == nil {
-				c := entry(st.Rollout, st.Sandbox, st.ID)
+				c := entry(st.Rollout, st.Sandbox, st.Reset, st.ID)
 				c.AddStep(st)
 				total.AddStep(st)
+				if by == "step" {
+					c.AddStepUse(st)
+					total.AddStepUse(st)
+					steps[c] = true
+				}
 				if e := (episode{st.Sandbox, st.Reset}); !seen[e] {
 					seen[e] = true
 					c.Episodes++
@@ -268,10 +302,20 @@ func (s *Server) addCosts(ctx context.Context, run sandbox.Run, by string, snaps
 		}
 		return bad == nil && ctx.Err() == nil
 	})
+	for c := range steps {
+		c.Reserved = reserved[c.Sandbox] * c.Seconds
+		total.Reserved += c.Reserved
+	}
 	for _, snap := range snaps {
 		if snap.Spec.Rollout.Run == run.ID && by != "step" {
 			gib := float64(snap.Content.Stored) / float64(sandbox.GiB)
-			entry(snap.Spec.Rollout, snap.Sandbox, "").Snapshots += gib
+			reset := int64(1) // the first that had not ended when it was taken
+			for _, end := range ends[snap.Sandbox] {
+				if end.Before(snap.CreatedAt) {
+					reset++
+				}
+			}
+			entry(snap.Spec.Rollout, snap.Sandbox, reset, "").Snapshots += gib
 			total.Snapshots += gib
 		}
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -34,6 +35,7 @@ type forks struct {
 // forking is one fork; out and err are set before done is closed.
 type forking struct {
 	hash string
+	what string // was asked for, in words
 	done chan struct{}
 	out  Forked
 	err  error
@@ -98,7 +100,7 @@ func (s *Server) forkOnce(ctx context.Context, r ForkRequest) (Forked, error) {
 	f := s.forks.mu.byKey[slot]
 	lead := f == nil
 	if lead {
-		f = &forking{hash: hash, done: make(chan struct{})}
+		f = &forking{hash: hash, what: r.inWords(), done: make(chan struct{})}
 		f.wanted, f.drop = context.WithCancel(context.WithoutCancel(ctx))
 		if s.forks.mu.byKey == nil {
 			s.forks.mu.byKey = map[string]*forking{}
@@ -107,7 +109,7 @@ func (s *Server) forkOnce(ctx context.Context, r ForkRequest) (Forked, error) {
 	}
 	s.forks.mu.Unlock()
 	if f.hash != hash {
-		return Forked{}, forkKeyTaken(r.Key)
+		return Forked{}, forkKeyTaken(r.Key, f.what)
 	}
 	tell, grace := func(GroupProgress) {}, s.cfg.ForkGrace
 	if r.gang != nil {
@@ -253,7 +255,7 @@ func (s *Server) forkKnown(ctx context.Context, r ForkRequest, hash string) (For
 		case errors.Is(err, sandbox.ErrNotFound):
 			whole = false
 		case errors.Is(err, sandbox.ErrAlreadyExists):
-			return Forked{}, forkKeyTaken(r.Key)
+			return Forked{}, forkKeyTaken(r.Key, s.keyUsedFor(ctx, childKey(r.Key, hash, i)))
 		default:
 			return Forked{}, err
 		}
@@ -273,9 +275,37 @@ func (s *Server) forkKnown(ctx context.Context, r ForkRequest, hash string) (For
 	return s.fork(ctx, r, func(i int) store.Idempotency { return childKey(r.Key, hash, i) })
 }
 
-func forkKeyTaken(key string) error {
+// inWords says what is asked for.
+func (r ForkRequest) inWords() string {
+	of := r.Rollout
+	if r.Spec != nil {
+		of = r.Spec.Rollout
+	}
+	switch {
+	case r.gang == nil:
+		return fmt.Sprintf("a fork of %s into %d", cmp.Or(r.Sandbox, r.Snapshot), r.Count)
+	case of.Group != "":
+		return fmt.Sprintf("a group of %d, '%s' of run %s", r.Count, of.Group, of.Run)
+	}
+	return fmt.Sprintf("a group of %d", r.Count)
+}
+
+// keyUsedFor says what an earlier process made with a key, as far as one of its
+// sandboxes tells.
+func (s *Server) keyUsedFor(ctx context.Context, child store.Idempotency) string {
+	sb, err := s.store.SandboxByKey(ctx, store.Idempotency{Key: child.Key})
+	switch of := sb.Spec.Rollout; {
+	case err != nil:
+		return "another request"
+	case of.Group != "":
+		return fmt.Sprintf("other sandboxes, such as %s, of group '%s' of run %s", sb.ID, of.Group, of.Run)
+	}
+	return "other sandboxes, such as " + sb.ID
+}
+
+func forkKeyTaken(key, what string) error {
 	return &sandbox.Error{Class: sandbox.AlreadyExists, Field: "idempotency_key",
-		Msg:  "'" + key + "' was used for another fork",
+		Msg:  "'" + key + "' was used for " + what,
 		Hint: "repeat the first request exactly, or choose a new key"}
 }
 

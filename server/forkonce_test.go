@@ -46,7 +46,10 @@ func TestForkOnce(t *testing.T) {
 	w.server.forks.mu.byKey = nil // as after a restart
 	again("by the record")
 	_, err = w.fork(&covev1.ForkRequest{Id: a.Id, Count: 2, IdempotencyKey: "k"})
-	wantError(t, err, sandbox.ErrAlreadyExists, "was used for another fork")
+	wantError(t, err, sandbox.ErrAlreadyExists, "'k' was used for a fork of "+a.Id+" into 3")
+	w.server.forks.mu.byKey = nil
+	_, err = w.fork(&covev1.ForkRequest{Id: a.Id, Count: 2, IdempotencyKey: "k"})
+	wantError(t, err, sandbox.ErrAlreadyExists, "'k' was used for other sandboxes, such as "+idsOf(first)[0])
 
 	// A server died amid the fork: one child is not there.
 	w.server.forks.mu.byKey = nil

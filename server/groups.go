@@ -1,7 +1,9 @@
 package server
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
@@ -43,6 +45,7 @@ type gang struct {
 // that leaves leaves nothing: without a key at once, with one when it did not
 // come back for a while.
 func (s *Server) CreateGroup(ctx context.Context, r GroupRequest, progress func(GroupProgress)) (out Forked, err error) {
+	r.Spec.Rollout.Group = s.groupName(r)
 	ctx, call, err := s.begin(ctx, "run.group", about("run", r.Spec.Rollout.Run), about("group", r.Spec.Rollout.Group))
 	if err != nil {
 		return out, err
@@ -81,6 +84,20 @@ func (s *Server) CreateGroup(ctx context.Context, r GroupRequest, progress func(
 		}
 	}
 	return out, err
+}
+
+// groupName is a name for a group of a run that was given none. It follows from the
+// key, so that who asks again asks for the same, and is nobody else's: a count of the
+// client's would be the same in two workers of one run.
+func (s *Server) groupName(r GroupRequest) string {
+	if r.Spec.Rollout.Group != "" || r.Spec.Rollout.Run == "" {
+		return r.Spec.Rollout.Group
+	}
+	if r.Key == "" {
+		return "group-" + sandbox.NewID(s.cfg.Rand)
+	}
+	sum := sha256.Sum256([]byte("group\x00" + r.Key))
+	return "group-" + sandbox.NewID(bytes.NewReader(sum[:]))
 }
 
 func checkGroup(r GroupRequest) error {

@@ -91,6 +91,47 @@ func TestGroup(t *testing.T) {
 	}
 }
 
+// A group of a run has a name of its own where it was given none: by its key the
+// same each time, and never that of another.
+func TestGroupHasAName(t *testing.T) {
+	w := newWorld(t)
+	w.node.most = 100
+	run := w.run(&covev1.CreateRunRequest{Name: "r"})
+	name := func(key string) (string, []string) {
+		t.Helper()
+		events, err := w.group(t.Context(), &covev1.GroupRequest{Count: 2, IdempotencyKey: key, Spec: in("r", "")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lastOf(events).Results[0].Sandbox.Spec.Rollout.Group, members(lastOf(events))
+	}
+	seen := map[string]bool{}
+	for _, key := range []string{"", "", "k", "l"} {
+		n, ids := name(key)
+		if n == "" || seen[n] {
+			t.Errorf("key %q: %q is no name, or another group's", key, n)
+		}
+		seen[n] = true
+		if key == "" {
+			continue
+		}
+		w.server.forks.mu.byKey = nil // as after a restart
+		if again, same := name(key); again != n || !slices.Equal(same, ids) {
+			t.Errorf("key %q: %q %v, then %q %v", key, n, ids, again, same)
+		}
+	}
+	k, _ := name("k")
+	for _, restarted := range []bool{false, true} {
+		want := "'k' was used for a group of 2, '" + k + "' of run r"
+		if restarted {
+			w.server.forks.mu.byKey = nil
+			want = "of group '" + k + "' of run " + run.Id
+		}
+		_, err := w.group(t.Context(), &covev1.GroupRequest{Count: 3, IdempotencyKey: "k", Spec: in("r", "")})
+		wantError(t, err, sandbox.ErrAlreadyExists, want)
+	}
+}
+
 // All or at least so many: what is too few leaves nothing, what is enough says of
 // each that is missing why.
 func TestGroupOfTooFew(t *testing.T) {

@@ -58,6 +58,7 @@ func (s *Server) RestoreSandbox(ctx context.Context, id, snapshot string) (sb sa
 	if err != nil {
 		return sb, 0, err
 	}
+	s.lookBeforeReset(ctx, id)
 	s.ends.noteReset(id)
 	episode, took, err := s.node.Restore(ctx, id, o.img, snap)
 	settle(err == nil)

@@ -137,6 +137,7 @@ func (s *Server) ResetSandbox(ctx context.Context, id string) (sb sandbox.Sandbo
 	// A caller that leaves does not stop a reset half-way.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
+	s.lookBeforeReset(ctx, id)
 
 	type update struct {
 		sb  sandbox.Sandbox

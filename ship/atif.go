@@ -134,6 +134,12 @@ func stepOf(r Record) atifStep {
 	facts := endOf(r)
 	facts["duration_s"], facts["cpu_time_s"], facts["peak_memory"] = r.DurationS, r.CPUTimeS, r.PeakMemory
 	facts["bytes_out"] = r.BytesOut
+	if r.Files != nil {
+		facts["files"] = r.Files
+	}
+	if r.Egress != nil {
+		facts["egress"] = r.Egress
+	}
 	put(facts, "stderr", strings.ToValidUTF8(r.Stderr.Text(), "\uFFFD"))
 	return atifStep{Timestamp: stamp(r.StartedAt), Source: "agent",
 		ToolCalls:   []atifCall{{ID: r.ID, Function: "exec", Arguments: arguments}},

@@ -43,6 +43,10 @@ type row struct {
 	BytesOut      int64    `parquet:"bytes_out"`
 	EgressDenied  int64    `parquet:"egress_denied"`
 	ReplayMissed  int64    `parquet:"replay_missed"`
+	EgressSent    int64    `parquet:"egress_sent"`
+	EgressRecv    int64    `parquet:"egress_received"`
+	Files         string   `parquet:"files_json"`
+	Egress        string   `parquet:"egress_json"`
 	StdoutHead    []byte   `parquet:"stdout_head"`
 	StdoutDropped int64    `parquet:"stdout_dropped"`
 	StdoutTail    []byte   `parquet:"stdout_tail"`
@@ -65,7 +69,7 @@ func rowOf(r Record) (out row, err error) {
 	out = row{Schema: int32(r.Schema), Kind: r.Kind, ID: r.ID, Tenant: r.Tenant, Run: r.Run, Group: r.Group, Episode: r.Episode, Sandbox: r.Sandbox, Reset: r.Reset,
 		StartedAt: r.StartedAt, EndedAt: r.EndedAt, Cause: r.Cause, Signal: r.Signal, Detail: r.Detail, DurationS: r.DurationS, CPUTimeS: r.CPUTimeS,
 		Seq: r.Seq, ExecID: r.ExecID, Args: r.Args, Command: r.Command, Cwd: r.Cwd, User: r.User, PeakMemory: r.PeakMemory, BytesIn: r.BytesIn, BytesOut: r.BytesOut,
-		EgressDenied: r.EgressDenied, ReplayMissed: r.ReplayMissed, Grade: r.Grade, State: r.State, Reward: r.Reward, Rewards: r.Rewards, Reason: r.Reason, Digest: r.Digest, Log: r.Log}
+		EgressDenied: r.EgressDenied, ReplayMissed: r.ReplayMissed, EgressSent: r.EgressSent, EgressRecv: r.EgressRecv, Grade: r.Grade, State: r.State, Reward: r.Reward, Rewards: r.Rewards, Reason: r.Reason, Digest: r.Digest, Log: r.Log}
 	if r.ExitCode != nil {
 		code := int32(*r.ExitCode)
 		out.ExitCode = &code
@@ -76,19 +80,19 @@ func rowOf(r Record) (out row, err error) {
 	if o := r.Stderr; o != nil {
 		out.StderrHead, out.StderrDropped, out.StderrTail = o.Head, o.Dropped, o.Tail
 	}
-	if len(r.Tests) > 0 {
-		var b []byte
-		if b, err = json.Marshal(r.Tests); err != nil {
+	for _, c := range []struct {
+		there bool
+		from  any
+		to    *string
+	}{{len(r.Tests) > 0, r.Tests, &out.Tests}, {len(r.Findings) > 0, r.Findings, &out.Findings}, {r.Files != nil, r.Files, &out.Files}, {r.Egress != nil, r.Egress, &out.Egress}} {
+		if !c.there {
+			continue
+		}
+		b, err := json.Marshal(c.from)
+		if err != nil {
 			return out, err
 		}
-		out.Tests = string(b)
-	}
-	if len(r.Findings) > 0 {
-		var b []byte
-		if b, err = json.Marshal(r.Findings); err != nil {
-			return out, err
-		}
-		out.Findings = string(b)
+		*c.to = string(b)
 	}
 	return out, nil
 }
@@ -120,7 +124,7 @@ func (p *ParquetWriter) Write(r Record) error {
 		return err
 	}
 	p.rows = append(p.rows, one)
-	p.bytes += len(one.StdoutHead) + len(one.StdoutTail) + len(one.StderrHead) + len(one.StderrTail) + len(one.Log) + len(one.Tests) + len(one.Command) + 256
+	p.bytes += len(one.StdoutHead) + len(one.StdoutTail) + len(one.StderrHead) + len(one.StderrTail) + len(one.Log) + len(one.Tests) + len(one.Files) + len(one.Egress) + len(one.Command) + 256
 	p.held++
 	if len(p.rows) >= 256 {
 		if err := p.pass(); err != nil {

@@ -62,8 +62,13 @@ type Record struct {
 	BytesOut     int64    `json:"bytes_out,omitempty"`
 	EgressDenied int64    `json:"egress_denied,omitempty"`
 	ReplayMissed int64    `json:"replay_missed,omitempty"`
+	EgressSent   int64    `json:"egress_sent,omitempty"` // bytes
+	EgressRecv   int64    `json:"egress_received,omitempty"`
 	Stdout       *Output  `json:"stdout,omitempty"`
 	Stderr       *Output  `json:"stderr,omitempty"`
+	// Where the run asks for them.
+	Files  *sandbox.StepFiles  `json:"files,omitempty"`
+	Egress *sandbox.StepEgress `json:"egress,omitempty"`
 
 	// Of a grade.
 	Grade    string               `json:"grade,omitempty"`
@@ -160,7 +165,7 @@ func (r *Record) setRollout(of sandbox.Rollout) {
 func StepRecord(tenant string, st sandbox.Step) Record {
 	r := Record{Schema: Schema, Kind: KindStep, ID: "step:" + st.ID, Tenant: tenant, Sandbox: st.Sandbox, Reset: st.Reset, StartedAt: st.StartedAt, Seq: st.Seq, ExecID: st.ExecID,
 		Args: st.Args, Command: st.Command, Cwd: st.Cwd, User: st.User, PeakMemory: st.PeakMemory, BytesIn: st.BytesIn, BytesOut: st.BytesOut,
-		EgressDenied: st.EgressDenied, ReplayMissed: st.ReplayMissed}
+		EgressDenied: st.EgressDenied, ReplayMissed: st.ReplayMissed, EgressSent: st.EgressSent, EgressRecv: st.EgressReceived, Files: st.Files, Egress: st.Egress}
 	r.setRollout(st.Rollout)
 	if st.End != nil {
 		r.setEnd(*st.End)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +25,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/parquet-go/parquet-go"
 
 	"github.com/cove-sandbox/cove/egress/inward"
 	"github.com/cove-sandbox/cove/internal/testport"
@@ -399,6 +402,50 @@ func TestBucket(t *testing.T) {
 		t.Errorf("the own network: %v", err)
 	}
 	inside.Close()
+}
+
+// What a step changed and sent, where a run asks for it, is in every format.
+func TestWhatAStepChangedAndSent(t *testing.T) {
+	st := sandbox.Step{ID: "r-1", Seq: 1, Rollout: sandbox.Rollout{Run: "r"}, Sandbox: "sb", Reset: 1, Command: "make", EgressSent: 10, EgressReceived: 20,
+		Files:  &sandbox.StepFiles{Added: 1, Bytes: 5, Changes: []sandbox.Change{{Path: "/a", Kind: sandbox.Added, Now: &sandbox.FileState{Type: "file", Size: 5, Mode: 0o644}}}},
+		Egress: &sandbox.StepEgress{Requests: 2, Denied: 1, Sent: 10, Received: 20, Hosts: []string{"example.com:443"}}}
+	r := ship.StepRecord("t", st)
+	line, err := r.AppendJSON(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := shiptest.ParseLines(t, line)[0]
+	if !reflect.DeepEqual(got.Files, st.Files) || !reflect.DeepEqual(got.Egress, st.Egress) || got.EgressSent != 10 || got.EgressRecv != 20 {
+		t.Errorf("%s", line)
+	}
+
+	var file bytes.Buffer
+	w := ship.NewParquetWriter(&file)
+	if err := errors.Join(w.Write(r), w.Write(ship.StepRecord("t", sandbox.Step{ID: "r-2"})), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := parquet.Read[struct {
+		Files  string `parquet:"files_json"`
+		Egress string `parquet:"egress_json"`
+		Sent   int64  `parquet:"egress_sent"`
+		Recv   int64  `parquet:"egress_received"`
+	}](bytes.NewReader(file.Bytes()), int64(file.Len()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files sandbox.StepFiles
+	var egress sandbox.StepEgress
+	if err := errors.Join(json.Unmarshal([]byte(rows[0].Files), &files), json.Unmarshal([]byte(rows[0].Egress), &egress)); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(&files, st.Files) || !reflect.DeepEqual(&egress, st.Egress) || rows[0].Sent != 10 || rows[0].Recv != 20 || rows[1].Files != "" || rows[1].Egress != "" {
+		t.Errorf("%+v", rows)
+	}
+
+	trajectory, _ := ship.NewTrajectory("v", ship.EpisodeKey{Sandbox: "sb", Reset: 1}, []ship.Record{r})
+	if b, err := json.Marshal(trajectory); err != nil || !strings.Contains(string(b), `"files":{"added":1`) || !strings.Contains(string(b), `"egress":{"requests":2`) {
+		t.Errorf("%s %v", b, err)
+	}
 }
 
 func TestOutputJSON(t *testing.T) {

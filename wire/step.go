@@ -38,7 +38,7 @@ func stepOutput(o sandbox.StepOutput) *covev1.StepOutput {
 
 // Cost of a run, or of what else it is summed by.
 func Cost(c sandbox.Cost) *covev1.Cost {
-	return &covev1.Cost{Run: c.Run, Group: c.Group, Episode: c.Episode, Sandbox: c.Sandbox, Step: c.Step, Sandboxes: c.Sandboxes, Episodes: c.Episodes, Steps: c.Steps,
+	return &covev1.Cost{Run: c.Run, Group: c.Group, Episode: c.Episode, Sandbox: c.Sandbox, Reset_: c.Reset, Step: c.Step, Sandboxes: c.Sandboxes, Episodes: c.Episodes, Steps: c.Steps,
 		CpuSeconds: c.CPU, StepCpuSeconds: c.StepCPU, MemoryGibSeconds: c.Memory, MemoryReservedGibSeconds: c.Reserved, DiskGibSeconds: c.Disk,
 		SnapshotGib: c.Snapshots, Seconds: c.Seconds, StepSeconds: c.StepSeconds, IdleSeconds: c.Idle(), StandbySeconds: c.Standby, EgressSent: c.Sent, EgressReceived: c.Received}
 }

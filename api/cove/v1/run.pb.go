@@ -886,12 +886,15 @@ func (*DeleteRunResponse) Descriptor() ([]byte, []int) {
 }
 
 type GroupRequest struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Spec           *SandboxSpec           `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`                       // what each is made of: an image, a template or a snapshot; or
-	Sandbox        string                 `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`                 // id of a running one that they are copies of; of spec only rollout, labels, env, timeout and lease count then
-	Count          int32                  `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`                    // 1 to 1024
-	AtLeast        int32                  `protobuf:"varint,4,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"` // 0 = count
-	IdempotencyKey string                 `protobuf:"bytes,5,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What each is made of: an image, a template or a snapshot; or sandbox. A group of a
+	// run that is given no name (rollout.group) has one of its own, which follows from
+	// idempotency_key.
+	Spec           *SandboxSpec `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	Sandbox        string       `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`                 // id of a running one that they are copies of; of spec only rollout, labels, env, timeout and lease count then
+	Count          int32        `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`                    // 1 to 1024
+	AtLeast        int32        `protobuf:"varint,4,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"` // 0 = count
+	IdempotencyKey string       `protobuf:"bytes,5,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// How long to wait for room on a full node, in turn with others; unset: as long
 	// as the server lets creates wait. At most an hour.
 	MaxWait       *durationpb.Duration `protobuf:"bytes,6,opt,name=max_wait,json=maxWait,proto3" json:"max_wait,omitempty"`
@@ -2753,9 +2756,9 @@ type Cost struct {
 	Step                     string                 `protobuf:"bytes,18,opt,name=step,proto3" json:"step,omitempty"`
 	Sandboxes                int64                  `protobuf:"varint,5,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
 	Steps                    int64                  `protobuf:"varint,6,opt,name=steps,proto3" json:"steps,omitempty"`
-	CpuSeconds               float64                `protobuf:"fixed64,7,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`                     // of whole sandboxes
+	CpuSeconds               float64                `protobuf:"fixed64,7,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`                     // of whole sandboxes; by step: of steps
 	StepCpuSeconds           float64                `protobuf:"fixed64,8,opt,name=step_cpu_seconds,json=stepCpuSeconds,proto3" json:"step_cpu_seconds,omitempty"`       // of steps
-	MemoryGibSeconds         float64                `protobuf:"fixed64,9,opt,name=memory_gib_seconds,json=memoryGibSeconds,proto3" json:"memory_gib_seconds,omitempty"` // used
+	MemoryGibSeconds         float64                `protobuf:"fixed64,9,opt,name=memory_gib_seconds,json=memoryGibSeconds,proto3" json:"memory_gib_seconds,omitempty"` // used; by step: its peak for as long as it ran
 	MemoryReservedGibSeconds float64                `protobuf:"fixed64,10,opt,name=memory_reserved_gib_seconds,json=memoryReservedGibSeconds,proto3" json:"memory_reserved_gib_seconds,omitempty"`
 	DiskGibSeconds           float64                `protobuf:"fixed64,11,opt,name=disk_gib_seconds,json=diskGibSeconds,proto3" json:"disk_gib_seconds,omitempty"` // allocated to the writable layer
 	SnapshotGib              float64                `protobuf:"fixed64,12,opt,name=snapshot_gib,json=snapshotGib,proto3" json:"snapshot_gib,omitempty"`            // stored by snapshots now
@@ -2766,6 +2769,7 @@ type Cost struct {
 	Episodes                 int64                  `protobuf:"varint,17,opt,name=episodes,proto3" json:"episodes,omitempty"`                                      // (sandbox, reset) with at least one step: trajectories
 	EgressSent               int64                  `protobuf:"varint,19,opt,name=egress_sent,json=egressSent,proto3" json:"egress_sent,omitempty"`                // bytes out of sandboxes; by step: of steps
 	EgressReceived           int64                  `protobuf:"varint,20,opt,name=egress_received,json=egressReceived,proto3" json:"egress_received,omitempty"`
+	Reset_                   int64                  `protobuf:"varint,21,opt,name=reset,proto3" json:"reset,omitempty"` // by episode: which of the sandbox's, 1, and one more with each reset
 	unknownFields            protoimpl.UnknownFields
 	sizeCache                protoimpl.SizeCache
 }
@@ -2936,6 +2940,13 @@ func (x *Cost) GetEgressSent() int64 {
 func (x *Cost) GetEgressReceived() int64 {
 	if x != nil {
 		return x.EgressReceived
+	}
+	return 0
+}
+
+func (x *Cost) GetReset_() int64 {
+	if x != nil {
+		return x.Reset_
 	}
 	return 0
 }
@@ -3634,7 +3645,7 @@ const file_cove_v1_run_proto_rawDesc = "" +
 	"\x03run\x18\x02 \x01(\tR\x03run\"X\n" +
 	"\fCostResponse\x12#\n" +
 	"\x05costs\x18\x01 \x03(\v2\r.cove.v1.CostR\x05costs\x12#\n" +
-	"\x05total\x18\x02 \x01(\v2\r.cove.v1.CostR\x05total\"\x9e\x05\n" +
+	"\x05total\x18\x02 \x01(\v2\r.cove.v1.CostR\x05total\"\xb4\x05\n" +
 	"\x04Cost\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +
@@ -3658,7 +3669,8 @@ const file_cove_v1_run_proto_rawDesc = "" +
 	"\bepisodes\x18\x11 \x01(\x03R\bepisodes\x12\x1f\n" +
 	"\vegress_sent\x18\x13 \x01(\x03R\n" +
 	"egressSent\x12'\n" +
-	"\x0fegress_received\x18\x14 \x01(\x03R\x0eegressReceived\"\x91\x01\n" +
+	"\x0fegress_received\x18\x14 \x01(\x03R\x0eegressReceived\x12\x14\n" +
+	"\x05reset\x18\x15 \x01(\x03R\x05reset\"\x91\x01\n" +
 	"\rReplayRequest\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x18\n" +
 	"\asandbox\x18\x02 \x01(\tR\asandbox\x12\x18\n" +

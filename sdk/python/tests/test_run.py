@@ -98,26 +98,31 @@ def test_a_group(api: Api) -> None:
         if next(breaks, False):
             yield Break()
         yield {"state": "creating", "ready": 1, "count": 3}
-        results = [{"sandbox": sandbox_json("a")}, {"sandbox": sandbox_json("b")}]
+        of = {"rollout": {"run": "r1", "group": "group-7x"}}
+        results = [{"sandbox": sandbox_json("a", spec=of)}, {"sandbox": sandbox_json("b", spec=of)}]
         yield {"state": "done", "results": [*results, {"error": {"code": "disk_full"}, "message": "no space"}]}
 
     api.server.on("Runs/Group", lambda got: Stream(events(got)))
     with begun(api) as run:
         group = run.group(3, image="py", at_least=2, memory="64MiB", max_wait=60, on_progress=seen.append)
         assert [sb.id for sb in group] == ["a", "b"]
-        assert group.name == "group-1"
+        assert group.name == "group-7x", "as the server called it"
         assert isinstance(group.errors[0], cove.DiskFull)
         assert seen[0].state == "queued"
         assert seen[0].position == 3
         assert seen[-1].ready == 1
         first, second = (got.message for got in api.server.sent("Runs/Group"))
         assert first == second, "asked again with the same key"
-        assert first["spec"]["rollout"] == {"run": "r1", "group": "group-1"}
+        assert first["spec"]["rollout"] == {"run": "r1"}, "a count of this process would be another's too"
         assert first["atLeast"] == 2
         run.group(1, sandbox="sb9", name="g", env={"A": "b"})
         copy = api.server.sent("Runs/Group")[-1].message
         assert copy["sandbox"] == "sb9"
         assert copy["spec"] == {"env": {"A": "b"}, "rollout": {"run": "r1", "group": "g"}}
+        run.group(2, image="py", key="k")
+        run.group(2, image="py", key="k")
+        once, again = (got.message for got in api.server.sent("Runs/Group")[-2:])
+        assert once == again, "the same key asks for the same"
         with pytest.raises(TypeError, match="memory"):
             run.group(1, sandbox="sb9", memory=1)
         for wrong in ({"n": 0}, {"n": 2, "at_least": 3}):

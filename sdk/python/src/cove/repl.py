@@ -131,7 +131,7 @@ class Repl:
         return request.value()
 
     def load(self, name: str, value: Any) -> None:
-        """Give a variable a value: str, bytes, or what JSON can say. Of any size: 50 MB take less than a second."""
+        """Give a variable a value: str, bytes, or what JSON can say. Of any size: 50 MB take about a second."""
         kind, data = _repl.encoded(value)
         path = f"/tmp/.cove-{self._name}-{self._session.next_id}"
         self.sandbox.files.write(path, data, mode=0o644)

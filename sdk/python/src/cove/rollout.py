@@ -320,6 +320,8 @@ class Cost:
     standby_seconds: float
     egress_sent: int = 0
     egress_received: int = 0
+    reset: int = 0
+    """By episode: which of the sandbox's, 1 and one more with each reset."""
 
     @classmethod
     def parse(cls, j: Json) -> Cost:
@@ -347,4 +349,5 @@ class Cost:
             standby_seconds=amount("standbySeconds"),
             egress_sent=parse_int(j.get("egressSent")),
             egress_received=parse_int(j.get("egressReceived")),
+            reset=parse_int(j.get("reset")),
         )

@@ -98,7 +98,6 @@ class _RunState:
         )
         self._info: Optional[RunInfo] = None
         self._heart: Optional[_Heart] = None
-        self._groups = 0
 
     @property
     def last_info(self) -> RunInfo:
@@ -123,10 +122,6 @@ class _RunState:
     def _still(self) -> None:
         if self._heart is not None:
             self._heart.stop()
-
-    def _group_name(self, name: Optional[str]) -> str:
-        self._groups += 1
-        return name if name is not None else f"group-{self._groups}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self._info.id if self._info else 'not begun'}>"
@@ -245,11 +240,11 @@ class Run(_RunState):
         All of them, or at least at_least; with fewer none is left and this
         raises. On a full server it waits its turn for the room of all, at most
         max_wait seconds (default: as long as the server lets creates wait). The
-        same key gives the same sandboxes. Other options as of Sandbox.create.
+        same key gives the same sandboxes. Without a name the server gives one that
+        no other group has. Other options as of Sandbox.create.
         """
-        group = self._group_name(name)
         given = {"image": image, **options} if image is not None else options
-        spec = _spec(given, self.id, group, "") if sandbox is None else _copy_spec(given, self.id, group)
+        spec = _spec(given, self.id, name or "", "") if sandbox is None else _copy_spec(given, self.id, name or "")
         message = _run_calls.group(spec, n, sandbox=sandbox, at_least=at_least, key=key, max_wait=max_wait)
 
         def attempt() -> Any:
@@ -258,7 +253,7 @@ class Run(_RunState):
             return grouping.result()
 
         made = self._client.retrying(attempt, repeatable=True)
-        return Group(group, [Sandbox(self._client, info) for info in made.ready], made.errors)
+        return Group(name or made.ready[0].group, [Sandbox(self._client, info) for info in made.ready], made.errors)
 
     def plan(self, items: Iterable[Mapping[str, Any]]) -> Plan:
         """Say what the run will start from next, so that the node has it ready.
@@ -535,9 +530,8 @@ class AsyncRun(_RunState):
         **options: Any,
     ) -> Group[AsyncSandbox]:
         """n sandboxes alike, at once; see Run.group. on_progress may return something to await."""
-        group = self._group_name(name)
         given = {"image": image, **options} if image is not None else options
-        spec = _spec(given, self.id, group, "") if sandbox is None else _copy_spec(given, self.id, group)
+        spec = _spec(given, self.id, name or "", "") if sandbox is None else _copy_spec(given, self.id, name or "")
         message = _run_calls.group(spec, n, sandbox=sandbox, at_least=at_least, key=key, max_wait=max_wait)
 
         async def attempt() -> Any:
@@ -546,7 +540,8 @@ class AsyncRun(_RunState):
             return grouping.result()
 
         made = await self._client.retrying(attempt, repeatable=True)
-        return Group(group, [AsyncSandbox(self._client, info) for info in made.ready], made.errors)
+        sandboxes = [AsyncSandbox(self._client, info) for info in made.ready]
+        return Group(name or made.ready[0].group, sandboxes, made.errors)
 
     async def plan(self, items: Iterable[Mapping[str, Any]]) -> AsyncPlan:
         """Say what the run will start from next; see Run.plan."""

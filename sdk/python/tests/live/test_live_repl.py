@@ -94,7 +94,8 @@ def test_a_large_context(sandbox: Any) -> None:
     began = time.monotonic()
     repl.load("context", text)
     took = time.monotonic() - began
-    print(f"50 MB loaded in {took:.2f} s")
+    # The figure is a second (make bench BENCH='--only repl'); CI shares its cores with others.
+    assert took < 30, f"50 MB took {took:.2f} s"
     assert repl.run("len(context), context[:3], context.count('\\n')").value == "(50000000, 'xxx', 500000)"
     repl.load("table", {"a": [1, None, "ä"]})
     assert repl.get("table") == {"a": [1, None, "ä"]}

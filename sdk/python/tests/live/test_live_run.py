@@ -72,6 +72,28 @@ def test_a_group_and_its_steps(name: str) -> None:
         assert total >= loop.cpu_time
 
 
+def test_groups_without_a_name(name: str) -> None:
+    """By a key the same each time, and never the name of another worker's."""
+    with cove.Run(name) as run, cove.Run(name, resume=True) as worker:
+        first = run.group(2, image="base", memory="64MiB", key=name)
+        assert [sb.id for sb in run.group(2, image="base", memory="64MiB", key=name)] == [sb.id for sb in first]
+        with pytest.raises(cove.AlreadyExists, match=f"was used for a group of 2, '{first.name}' of run"):
+            run.group(3, image="base", memory="64MiB", key=name)
+        others = [run.group(1, memory="64MiB"), worker.group(1, memory="64MiB")]
+        assert len({first.name, *(g.name for g in others)}) == 3
+        for group in (first, *others):
+            group[0].exec("true")
+            assert [step.sandbox for step in run.steps(group=group.name)] == [group[0].id]
+        first[0].reset()
+        first[0].exec("true")
+        rows = [c for c in run.cost("episode") if c.sandbox == first[0].id]
+        assert sorted(c.reset for c in rows) == [1, 2]
+        assert all(c.steps == 1 for c in rows)
+        steps = run.cost("step")
+        assert all(c.memory_gib_seconds > 0 for c in steps)
+        assert sum(c.cpu_seconds for c in steps) == sum(c.step_cpu_seconds for c in steps) > 0
+
+
 def test_async(name: str) -> None:
     async def main() -> None:
         async with cove.AsyncClient() as client, cove.AsyncRun(name, client=client) as run:
