@@ -111,13 +111,14 @@ func (s *Server) lookAt(ctx context.Context, sb sandbox.Sandbox, standby map[str
 	s.spent(sb, sandbox.Usage{CPUTime: st.CPUTime, Memory: st.Memory, DiskUsed: st.DiskUsed, Sent: st.EgressSent, Received: st.EgressReceived}, s.cfg.Clock().UTC(), false)
 }
 
-// lookBeforeReset has what a sandbox of a run used so far be its episode's that ends.
+// lookBeforeReset has what a sandbox of a run used so far be its episode's that ends. Which of them are
+// on standby is not asked for this: a look at all of them would cost every reset.
 func (s *Server) lookBeforeReset(ctx context.Context, id string) {
 	if m, ok := s.members.get(id); !ok || s.steps.logs.Load() == nil || !store.ScopeOf(ctx).Sees(m.tenant) {
 		return
 	}
 	if sb, err := s.store.GetSandbox(ctx, id); err == nil && sb.End == nil {
-		s.lookAt(ctx, sb, s.standby(ctx))
+		s.lookAt(ctx, sb, nil)
 	}
 }
 
