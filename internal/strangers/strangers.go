@@ -34,13 +34,15 @@ type Limits struct {
 type Table struct {
 	limits Limits
 
-	mu       sync.Mutex
-	order    *list.List            // of *conn, the oldest first
-	from     map[string]*list.List // the same by address
-	byConn   map[net.Conn]*conn
-	requests int
-	visits   int
-	visiting map[string]int // the same by address
+	mu struct {
+		sync.Mutex
+		order    *list.List            // of *conn, the oldest first
+		from     map[string]*list.List // the same by address
+		byConn   map[net.Conn]*conn
+		requests int
+		visits   int
+		visiting map[string]int // the same by address
+	}
 }
 
 // conn is a stranger's connection; what is in it is guarded by the table's mu.
@@ -66,7 +68,9 @@ func New(l Limits) *Table {
 	if l.Write == 0 {
 		l.Write = 30 * time.Second
 	}
-	return &Table{limits: l, order: list.New(), from: map[string]*list.List{}, byConn: map[net.Conn]*conn{}, visiting: map[string]int{}}
+	t := &Table{limits: l}
+	t.mu.order, t.mu.from, t.mu.byConn, t.mu.visiting = list.New(), map[string]*list.List{}, map[net.Conn]*conn{}, map[string]int{}
+	return t
 }
 
 // Guard puts a server's connections and requests under the table.
@@ -104,7 +108,7 @@ func (t *Table) meet(ctx context.Context, nc net.Conn) context.Context {
 	c := &conn{table: t, nc: nc}
 	c.address, _, _ = net.SplitHostPort(nc.RemoteAddr().String())
 	t.mu.Lock()
-	t.byConn[nc] = c
+	t.mu.byConn[nc] = c
 	out := t.enrolLocked(c)
 	t.mu.Unlock()
 	out.cut()
@@ -114,17 +118,17 @@ func (t *Table) meet(ctx context.Context, nc net.Conn) context.Context {
 // enrolLocked puts a connection among the strangers' as the newest, and returns the
 // one that has to go for it, or nil.
 func (t *Table) enrolLocked(c *conn) (out *conn) {
-	peers := t.from[c.address]
+	peers := t.mu.from[c.address]
 	if peers == nil {
 		peers = list.New()
-		t.from[c.address] = peers
+		t.mu.from[c.address] = peers
 	}
-	c.inOrder, c.inFrom = t.order.PushBack(c), peers.PushBack(c)
+	c.inOrder, c.inFrom = t.mu.order.PushBack(c), peers.PushBack(c)
 	switch {
 	case peers.Len() > t.limits.PerAddress:
 		out = peers.Front().Value.(*conn)
-	case t.order.Len() > t.limits.Conns:
-		out = t.order.Front().Value.(*conn)
+	case t.mu.order.Len() > t.limits.Conns:
+		out = t.mu.order.Front().Value.(*conn)
 	default:
 		return nil
 	}
@@ -143,10 +147,10 @@ func (c *conn) cut() {
 func (t *Table) forget(nc net.Conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c := t.byConn[nc]; c != nil {
+	if c := t.mu.byConn[nc]; c != nil {
 		t.dropLocked(c)
 		c.gone = true
-		delete(t.byConn, nc)
+		delete(t.mu.byConn, nc)
 	}
 }
 
@@ -155,10 +159,10 @@ func (t *Table) dropLocked(c *conn) {
 	if c.inOrder == nil {
 		return
 	}
-	t.order.Remove(c.inOrder)
-	peers := t.from[c.address]
+	t.mu.order.Remove(c.inOrder)
+	peers := t.mu.from[c.address]
 	if peers.Remove(c.inFrom); peers.Len() == 0 {
-		delete(t.from, c.address)
+		delete(t.mu.from, c.address)
 	}
 	c.inOrder, c.inFrom = nil, nil
 }
@@ -178,8 +182,8 @@ func (t *Table) wrap(next http.Handler) http.Handler {
 		}
 		req := &request{conn: c, w: w}
 		c.requests++
-		t.requests++
-		over := c.requests > t.limits.PerConn || t.requests > t.limits.Requests
+		t.mu.requests++
+		over := c.requests > t.limits.PerConn || t.mu.requests > t.limits.Requests
 		if over {
 			t.dropLocked(c)
 			c.gone = true
@@ -217,7 +221,7 @@ func (t *Table) standing(r *request) standing {
 func (t *Table) turn(r *request, as standing) bool {
 	t.mu.Lock()
 	c := r.conn
-	if as == visitor && r.as == stranger && (t.visits >= t.limits.Visits || t.visiting[c.address] >= t.limits.VisitsPerAddress) {
+	if as == visitor && r.as == stranger && (t.mu.visits >= t.limits.Visits || t.mu.visiting[c.address] >= t.limits.VisitsPerAddress) {
 		t.mu.Unlock()
 		return false
 	}
@@ -245,12 +249,12 @@ func (t *Table) countLocked(r *request, n int) {
 	switch r.as {
 	case stranger:
 		c.requests += n
-		t.requests += n
+		t.mu.requests += n
 	case visitor:
 		c.inside += n
-		t.visits += n
-		if t.visiting[c.address] += n; t.visiting[c.address] == 0 {
-			delete(t.visiting, c.address)
+		t.mu.visits += n
+		if t.mu.visiting[c.address] += n; t.mu.visiting[c.address] == 0 {
+			delete(t.mu.visiting, c.address)
 		}
 	case guest:
 		c.inside += n

@@ -77,7 +77,7 @@ func serve(t *testing.T, l Limits) (addr string, table *Table, ran *handlers) {
 func (t *Table) count() (conns, requests int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.order.Len(), t.requests
+	return t.mu.order.Len(), t.mu.requests
 }
 
 func eventually(t *testing.T, what string, is func() bool) {
@@ -301,16 +301,16 @@ func TestAVisitGoesOn(t *testing.T) {
 func (t *Table) open() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.byConn) > 0
+	return len(t.mu.byConn) > 0
 }
 
 func (t *Table) visitors() (conns, visits int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, c := range t.byConn {
+	for _, c := range t.mu.byConn {
 		if c.inside > 0 {
 			conns++
 		}
 	}
-	return conns, t.visits
+	return conns, t.mu.visits
 }
