@@ -9,7 +9,6 @@ import (
 	"io"
 	"iter"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -126,7 +125,7 @@ func (j *Journal) Close() error {
 
 // Sort puts the last result of each input in the order of the inputs, in place of
 // the journal. Results stay on disk meanwhile: only their places are held.
-func Sort(path string) (err error) {
+func Sort(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
@@ -156,34 +155,18 @@ func Sort(path string) (err error) {
 		at += int64(len(line))
 	}
 	slices.SortStableFunc(places, func(a, b place) int { return a.index - b.index })
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".batch-*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, tmp.Close(), os.Remove(tmp.Name()))
+	return durable.Fill(path, 0o644, func(to io.Writer) error {
+		w := bufio.NewWriterSize(to, 1<<20)
+		for i, p := range places {
+			if i+1 < len(places) && places[i+1].index == p.index {
+				continue // it was tried again later
+			}
+			if _, err := io.Copy(w, io.NewSectionReader(f, p.at, p.size)); err != nil {
+				return err
+			}
 		}
-	}()
-	w := bufio.NewWriterSize(tmp, 1<<20)
-	for i, p := range places {
-		if i+1 < len(places) && places[i+1].index == p.index {
-			continue // it was tried again later
-		}
-		if _, err = io.Copy(w, io.NewSectionReader(f, p.at, p.size)); err != nil {
-			return err
-		}
-	}
-	if err = errors.Join(w.Flush(), tmp.Chmod(0o644), tmp.Sync()); err != nil {
-		return err
-	}
-	if err = tmp.Close(); err != nil {
-		return errors.Join(err, os.Remove(tmp.Name()))
-	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
-		return errors.Join(err, os.Remove(tmp.Name()))
-	}
-	return durable.Sync(filepath.Dir(path))
+		return w.Flush()
+	})
 }
 
 // Lines are the inputs in a reader, one a line; blank lines are none.

@@ -140,7 +140,7 @@ func TestWebSocketEndsWithItsKey(t *testing.T) {
 		_, _, err := ws.Read(t.Context())
 		return err
 	}
-	keyed := []*websocket.Conn{open("X-Cove-Token: " + w.token()), open("Authorization: Bearer " + apiKey)}
+	keyed := []*websocket.Conn{open("X-Cove-Token: " + w.token()), open("Authorization: Bearer " + apiKey), open("Admitted: yes")}
 	public := open("X-Nothing: at all")
 	for _, ws := range append(keyed, public) {
 		if err := echoes(ws); err != nil {

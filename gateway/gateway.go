@@ -100,7 +100,7 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler {
 				pageNoAddress.write(w, r)
 				return
 			}
-			g.Serve(w, r, t, false)
+			g.Serve(w, r, t, "")
 			return
 		}
 		if p := r.URL.EscapedPath(); strings.HasPrefix(p, pathRoot) {
@@ -109,17 +109,18 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler {
 				pageNoAddress.write(w, r)
 				return
 			}
-			g.serve(w, r, visit{Target: t, path: rest, prefix: prefix(t)}, false)
+			g.serve(w, r, visit{Target: t, path: rest, prefix: prefix(t)}, "")
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// Serve shows a port at an address of its own. Whoever admits a request has looked
-// at what it holds, and has taken that off it.
-func (g *Gateway) Serve(w http.ResponseWriter, r *http.Request, t Target, admitted bool) {
-	g.serve(w, r, visit{Target: t, path: r.URL.EscapedPath()}, admitted)
+// Serve shows a port at an address of its own. Whoever has admitted a request says by
+// which API key, has looked at what it holds, and has taken that off it; without a
+// key the port's own rules hold.
+func (g *Gateway) Serve(w http.ResponseWriter, r *http.Request, t Target, key string) {
+	g.serve(w, r, visit{Target: t, path: r.URL.EscapedPath()}, key)
 }
 
 // visit is one request on its way in.
@@ -135,7 +136,7 @@ type visit struct {
 
 type visitKey struct{}
 
-func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit, admitted bool) {
+func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit, key string) {
 	// net/http takes the host of an absolute URL over the Host header, as it
 	// must; a proxy in front of us may have looked at the other.
 	if r.URL.Host != "" || r.URL.Scheme != "" || r.Method == http.MethodConnect || r.URL.Opaque != "" {
@@ -156,8 +157,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit, admitte
 		cred.cookie = nil
 	}
 	var until time.Time
-	var key string
-	if !admitted {
+	if key == "" {
 		var denied *page
 		key, until, denied = g.admit(r.Context(), cred, v)
 		if denied != nil && foreign {
@@ -168,7 +168,6 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit, admitte
 			return
 		}
 	}
-	strangers.LetIn(r.Context()) // a public port, or a token of one, opens nothing else: see enter for what bounds it
 	if !until.IsZero() {
 		v.cookie = (&http.Cookie{Name: cookieName(v), Value: cred.query, Path: v.prefix + "/", Expires: until,
 			HttpOnly: true, Secure: v.secure, SameSite: http.SameSiteLaxMode}).String()
@@ -193,6 +192,14 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit, admitte
 		return
 	}
 	defer g.leave(v.Sandbox)
+	if key != "" {
+		strangers.LetIn(r.Context())
+	} else if answer, ok := strangers.Visit(r.Context(), w); ok {
+		w = answer
+	} else {
+		pageCrowded.write(w, r)
+		return
+	}
 
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -203,6 +210,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit, admitte
 	release, err := g.cfg.Backend.Hold(ctx, v.Sandbox, wake)
 	if err != nil {
 		failure(v.Target, err).write(w, r)
+		flush(w, r)
 		return
 	}
 	defer release()
@@ -211,6 +219,16 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, v visit, admitte
 		v.Host = r.Host
 	}
 	g.proxy.ServeHTTP(informing{w, v}, r.WithContext(context.WithValue(ctx, visitKey{}, v)))
+	flush(w, r)
+}
+
+// flush sends what is left of an answer: net/http would do so when we have left, and
+// wait for who does not read it where enter does not count. On HTTP/1.1 that is one a
+// connection.
+func flush(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoMajor >= 2 {
+		_ = http.NewResponseController(w).Flush()
+	}
 }
 
 // endWithKey ends a request when the API key that opened it is revoked or expires: a

@@ -46,6 +46,9 @@ var (
 		Hint:    "Programs send the token as header X-Cove-Token. Applications with more than one page or file need the host form (--gateway-domain)."}
 	pageBusy = page{Status: http.StatusServiceUnavailable, Code: "no_capacity", Title: "Too many requests at once",
 		Message: "This sandbox has as many requests under way as one may have.", retry: time.Second}
+	pageCrowded = page{Status: http.StatusServiceUnavailable, Code: "no_capacity", Title: "Too many requests at once",
+		Message: "As many requests to public ports are under way as the server takes from those who show no key.",
+		Hint:    "A token ('cove url ID PORT') or an API key is not among them.", retry: time.Second}
 )
 
 // failure is the page for an error of the backend or of the way inside.

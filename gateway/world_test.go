@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cove-sandbox/cove/gateway"
+	"github.com/cove-sandbox/cove/internal/strangers"
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
@@ -121,6 +122,11 @@ func newWorld(t *testing.T, inside http.Handler) *world {
 
 func newWorldOn(t *testing.T, inside http.Handler, cfg gateway.Config) *world {
 	t.Helper()
+	return newWorldFor(t, inside, cfg, strangers.Limits{})
+}
+
+func newWorldFor(t *testing.T, inside http.Handler, cfg gateway.Config, limits strangers.Limits) *world {
+	t.Helper()
 	w := &world{backend: &backend{public: map[int]bool{}}, t: t}
 	var p http.Protocols
 	p.SetHTTP1(true)
@@ -138,8 +144,16 @@ func newWorldOn(t *testing.T, inside http.Handler, cfg gateway.Config) *world {
 	cfg.Backend, cfg.Tokens = w.backend, w.tokens
 	g := gateway.New(cfg)
 	api := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusTeapot) })
-	front := httptest.NewUnstartedServer(g.Wrap(api))
+	wrapped := g.Wrap(api)
+	front := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Admitted") != "" { // as a dialect does that has tokens of its own
+			g.Serve(rw, r, gateway.Target{Sandbox: box, Port: w.port}, keyID)
+			return
+		}
+		wrapped.ServeHTTP(rw, r)
+	}))
 	front.Config.Protocols = &p
+	strangers.New(limits).Guard(front.Config)
 	front.Start()
 	t.Cleanup(front.Close)
 	t.Cleanup(g.Close)

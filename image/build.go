@@ -122,17 +122,14 @@ func (b *build) commit(side sidecar) (sidecar, error) {
 		return side, err
 	}
 	defer unlock()
-	if err := os.Rename(sideTmp, b.lib.sidecarPath(digest)); err != nil {
+	if err := durable.Rename(sideTmp, b.lib.sidecarPath(digest)); err != nil {
 		return side, err
 	}
 	if info, err := os.Stat(b.lib.blobPath(digest)); err == nil && info.Size() == size {
 		// Already here. Keep the file whose pages running sandboxes share.
-		return side, durable.Sync(b.lib.blobDir())
+		return side, nil
 	}
-	if err := os.Rename(tmp, b.lib.blobPath(digest)); err != nil {
-		return side, err
-	}
-	return side, durable.Sync(b.lib.blobDir())
+	return side, durable.Rename(tmp, b.lib.blobPath(digest))
 }
 
 // configUUID makes the config part of the content: the same files with another

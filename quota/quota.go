@@ -107,6 +107,12 @@ func Image(q sandbox.Quota, used Usage, more int64) error {
 	return err
 }
 
+// BuildFiles says whether what a tenant uploads for builds fits into what is kept of
+// its builds at all. What is there already gives way to it.
+func BuildFiles(most, size int64) error {
+	return within("build files", 0, size, most, sandbox.FormatSize)
+}
+
 func within(what string, have, ask, limit int64, show func(int64) string) error {
 	if limit == 0 || ask <= 0 && what != "sandboxes" || have <= limit-ask {
 		return nil

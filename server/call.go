@@ -76,6 +76,12 @@ func (s *Server) Permit(ctx context.Context, op Operation) error {
 	return err
 }
 
+// May is what Permit would say, without a word in the audit log: whether to offer
+// somebody what they may ask for later.
+func (s *Server) May(ctx context.Context, op Operation) bool {
+	return operations[op].allows(callerOf(ctx).key, string(op)) == nil
+}
+
 // needs refuses what is outside the key's scopes of what a request names.
 func (c *call) needs(parts ...part) error {
 	return allowsAll(callerOf(c.ctx).key, string(c.op), parts)

@@ -20,7 +20,7 @@ func (s *Server) imageBound(ctx context.Context) (int64, error) {
 	if tenant == "" {
 		return 0, nil
 	}
-	q, err := s.quotas.of(ctx, tenant)
+	q, err := s.quotaOf(ctx, tenant, imageQuota)
 	return q.ImageBytes, err
 }
 

@@ -1,13 +1,23 @@
 package server
 
 import (
+	"context"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
 // Images count for each tenant that names them, and what does not fit is neither
@@ -65,5 +75,82 @@ func TestImagesCountInTheQuota(t *testing.T) {
 	// Everybody's names count for nobody.
 	if resp, body := s.http("PUT", "/v1/images?name=common&shared=true", strings.NewReader("redtwo")); resp.StatusCode != 200 {
 		t.Error(body)
+	}
+}
+
+// What is uploaded for builds has the bound of the tenant's images: what is more alone
+// is refused, and what is more together goes, the oldest first, at once.
+func TestBuildFilesAreBounded(t *testing.T) {
+	var ticks atomic.Int64
+	w := newWorld(t, func(c *Config) {
+		c.Clock = func() time.Time { return time.Unix(1e9, 0).Add(time.Duration(ticks.Add(1)) * time.Millisecond) }
+	})
+	ctx := builder(t, w)
+	size := func(n int) Upload { return someFiles(strings.Repeat("x", n)) }
+	if err := w.server.PutBuildFiles(ctx, "probe", size(1000)); err != nil {
+		t.Fatal(err)
+	}
+	list, err := w.server.store.ListBuilt(ctx)
+	if err != nil || len(list) != 1 {
+		t.Fatal(list, err)
+	}
+	one := list[0].Size
+	if _, err := w.client.Tenants.SetQuota(t.Context(), connect.NewRequest(&covev1.SetQuotaRequest{Name: sandbox.DefaultTenant, Quota: &covev1.Quota{ImageBytes: 2*one + one/2}})); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"a", "b", "c", "b"} {
+		if err := w.server.PutBuildFiles(ctx, key, size(1000)); err != nil {
+			t.Fatal(key, err)
+		}
+	}
+	for key, want := range map[string]bool{"probe": false, "a": false, "b": true, "c": true} {
+		if has, err := w.server.HasBuildFiles(ctx, key); has != want || err != nil {
+			t.Errorf("%s: %t, %v", key, has, err)
+		}
+	}
+	if err := w.server.PutBuildFiles(ctx, "large", size(int(4*one))); !errors.Is(err, sandbox.ErrQuotaExceeded) {
+		t.Errorf("more than the quota at once: %v", err)
+	}
+	if has, err := w.server.HasBuildFiles(ctx, "b"); !has || err != nil {
+		t.Errorf("what was refused took another's place: %v", err)
+	}
+}
+
+// Nobody takes from the image quota past the table.
+func TestImageQuotaIsInTheTable(t *testing.T) {
+	s := newWorld(t).server
+	for op, r := range operations {
+		ctx := context.WithValue(store.In(t.Context(), sandbox.DefaultTenant), callContext{}, &call{s: s, op: op, rule: r})
+		_, err := s.imageBound(ctx)
+		if says := r.takes&imageQuota != 0; says != (err == nil) {
+			t.Errorf("%s: the table says %t, and it is asked: %v", op, says, err)
+		}
+	}
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// They take nothing: how much a plan may expect, and whose turn it is.
+	looks := []string{"quotaOf", "tellNode", "judge"}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || slices.Contains(looks, fn.Name.Name) {
+				continue
+			}
+			ast.Inspect(fn, func(n ast.Node) bool {
+				if sel, ok := n.(*ast.SelectorExpr); ok && sel.Sel.Name == "of" && isSelector(sel.X, "quotas") {
+					t.Errorf("%s: %s asks for a quota past quotaOf", name, fn.Name.Name)
+				}
+				return true
+			})
+		}
 	}
 }

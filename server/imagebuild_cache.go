@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cove-sandbox/cove/quota"
 	"github.com/cove-sandbox/cove/sandbox"
 	"github.com/cove-sandbox/cove/store"
 )
@@ -21,7 +22,7 @@ import (
 
 const (
 	buildCacheAge   = 7 * 24 * time.Hour
-	buildCacheBytes = 10 * sandbox.GiB // of a tenant
+	buildCacheBytes = 10 * sandbox.GiB // of a tenant, at most: see cacheBound
 	// buildTouch is how old the note of a use may get: it is a write.
 	buildTouch = time.Hour
 )
@@ -44,14 +45,39 @@ func (c cached) content() sandbox.Content {
 	return sandbox.Content{}
 }
 
-// putBuilt records what a key gives.
+// cacheBound is how much is kept of the builds of the tenant in scope: as much again
+// as its images may take. It is not taken from those, because what is cached gives
+// way by itself, and no build shall fail of it.
+func (s *Server) cacheBound(ctx context.Context) (int64, error) {
+	most, err := s.imageBound(ctx)
+	if err == nil && (most == 0 || most > buildCacheBytes) {
+		most = buildCacheBytes
+	}
+	return most, err
+}
+
+// putBuilt records what a key gives, and forgets what was used longest ago where that
+// is too much. What would be too much alone is not recorded: whoever holds it has it
+// until then.
 func (s *Server) putBuilt(ctx context.Context, key string, c cached) error {
 	record, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}
 	content := c.content()
-	return s.store.PutBuilt(ctx, store.Built{Key: key, Record: string(record), Manifest: content.Manifest, Size: content.Size, UsedAt: s.cfg.Clock().UTC()})
+	most, err := s.cacheBound(ctx)
+	if err != nil || content.Size > most {
+		return err
+	}
+	err = s.store.PutBuilt(ctx, store.Built{Key: key, Record: string(record), Manifest: content.Manifest, Size: content.Size, UsedAt: s.cfg.Clock().UTC()})
+	if err != nil || content.Size == 0 {
+		return err
+	}
+	all, err := s.store.ListBuilt(ctx)
+	if err != nil {
+		return err
+	}
+	return s.forgetOver(ctx, all, most, time.Time{}, key)
 }
 
 // useBuilt finds what a key gives and keeps its content until release.
@@ -128,6 +154,10 @@ func (s *Server) PutBuildFiles(ctx context.Context, key string, tar Upload) (err
 	if err := validBuildKey("key", key); err != nil {
 		return err
 	}
+	most, err := s.cacheBound(ctx)
+	if err != nil {
+		return err
+	}
 	body, err := boundedUpload(tar, s.cfg.MaxImage)
 	if err != nil {
 		return err
@@ -148,6 +178,9 @@ func (s *Server) PutBuildFiles(ctx context.Context, key string, tar Upload) (err
 		err = sandbox.InvalidField("key", "what was uploaded has another digest")
 	}
 	if err == nil {
+		err = quota.BuildFiles(most, c.Size)
+	}
+	if err == nil {
 		err = s.putBuilt(ctx, filesKey(key), cached{Files: &c})
 	}
 	if err != nil {
@@ -165,24 +198,45 @@ func (s *Server) forgetBuilds(ctx context.Context) {
 		s.log.Warn("cannot look for old builds", "err", err)
 		return
 	}
-	bytes := map[string]int64{}
-	for _, b := range all {
-		bytes[b.Tenant] += b.Size
-	}
 	before := s.cfg.Clock().Add(-buildCacheAge)
-	gone := 0
-	for _, b := range all { // used longest ago first
-		if b.UsedAt.After(before) && bytes[b.Tenant] <= buildCacheBytes {
-			continue
+	of := map[string][]store.Built{}
+	for _, b := range all {
+		of[b.Tenant] = append(of[b.Tenant], b)
+	}
+	for tenant, list := range of {
+		ctx := store.In(ctx, tenant)
+		most, err := s.cacheBound(ctx)
+		if err != nil {
+			most = buildCacheBytes // a tenant that is going: its cache goes with age
 		}
-		if err := s.store.DeleteBuilt(store.In(ctx, b.Tenant), b.Key, b.UsedAt); err != nil {
+		if err := s.forgetOver(ctx, list, most, before, ""); err != nil {
 			s.log.Warn("cannot forget an old build", "err", err)
 			return
 		}
-		bytes[b.Tenant] -= b.Size
-		gone++
 	}
-	if gone > 0 {
+}
+
+// forgetOver lets go of what of a tenant's cache was not used since a time, and of more
+// while it takes more than most, but for one key. The list has the one used longest
+// ago first.
+func (s *Server) forgetOver(ctx context.Context, list []store.Built, most int64, before time.Time, but string) error {
+	var bytes int64
+	for _, b := range list {
+		bytes += b.Size
+	}
+	gone := false
+	for _, b := range list {
+		if b.Key == but || b.UsedAt.After(before) && (bytes <= most || b.Size == 0) {
+			continue
+		}
+		if err := s.store.DeleteBuilt(ctx, b.Key, b.UsedAt); err != nil {
+			return err
+		}
+		bytes -= b.Size
+		gone = true
+	}
+	if gone {
 		s.content.want()
 	}
+	return nil
 }

@@ -41,6 +41,7 @@ const (
 	sandboxQuota  quotas = 1 << iota // number, cores, memory, disk and rate of creates
 	diskQuota                        // bytes of volumes and writable layers
 	snapshotQuota                    // bytes of what outlives sandboxes: snapshots and recordings
+	imageQuota                       // bytes of images with names of its own, and of what builds keep
 )
 
 const (
@@ -88,7 +89,7 @@ var operations = map[Operation]rule{
 	"run.reap":             {role: developer, scope: "sandboxes", audit: always},
 	"run.delete":           {role: developer, scope: "sandboxes", audit: always},
 	"run.group":            {role: developer, scope: "sandboxes", audit: always, new: true, keyed: true, takes: sandboxQuota | snapshotQuota},
-	"run.set_plan":         {role: developer, scope: "sandboxes", audit: always, new: true},
+	"run.set_plan":         {role: developer, scope: "sandboxes", audit: always, new: true, takes: imageQuota}, // it pulls
 	"run.get_plan":         {role: readonly, scope: "sandboxes"},
 	"run.put_checkpoint":   {role: developer, scope: "sandboxes", audit: ifRefused}, // one a training step
 	"run.get_checkpoint":   {role: readonly, scope: "sandboxes"},
@@ -149,16 +150,16 @@ var operations = map[Operation]rule{
 	"file.download_tar":   {role: readonly, scope: "files"},
 	"file.upload_tar":     {role: developer, scope: "files", audit: always},
 
-	"image.pull":         {role: developer, scope: "images", audit: always, new: true},
-	"image.import":       {role: developer, scope: "images", audit: always, new: true},
-	"image.build":        {role: developer, scope: "images", audit: always, new: true, takes: sandboxQuota},
-	"image.start_build":  {role: developer, scope: "images", audit: always, new: true, takes: sandboxQuota},
+	"image.pull":         {role: developer, scope: "images", audit: always, new: true, takes: imageQuota},
+	"image.import":       {role: developer, scope: "images", audit: always, new: true, takes: imageQuota},
+	"image.build":        {role: developer, scope: "images", audit: always, new: true, takes: sandboxQuota | imageQuota},
+	"image.start_build":  {role: developer, scope: "images", audit: always, new: true, takes: sandboxQuota | imageQuota},
 	"image.get_build":    {role: readonly, scope: "images"},
 	"image.build_events": {role: readonly, scope: "images"},
 	"image.follow_build": {role: readonly, scope: "images"},
 	"image.cancel_build": {role: developer, scope: "images", audit: always},
 	"image.has_files":    {role: developer, scope: "images"}, // what a build copies from
-	"image.put_files":    {role: developer, scope: "images", audit: always, new: true},
+	"image.put_files":    {role: developer, scope: "images", audit: always, new: true, takes: imageQuota},
 	"image.push":         {role: developer, scope: "images", audit: always, new: true},
 	"image.list":         {role: readonly, scope: "images"},
 	"image.get":          {role: readonly, scope: "images"},

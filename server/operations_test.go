@@ -20,7 +20,7 @@ import (
 // notOperations are the exported methods of a server that no caller reaches: they
 // are for who runs it.
 var notOperations = []string{
-	"Authenticate", "Vouched", "Permit", // come before an operation
+	"Authenticate", "Vouched", "Permit", "May", // come before an operation
 	"Reconcile", "Run", "Drain", "Draining", // its life
 	"EnsureFirstKey", "PublishImage", // at its first start
 	"Reach", // for the gateway and SSH: what it does beside the operations is in reach.go

@@ -44,10 +44,12 @@ func (r Reach) AllowKey(ctx context.Context, secret, id string) (key string, err
 	if err != nil {
 		return "", err
 	}
-	return callerOf(ctx).key.ID, r.s.reachPort(ctx, id)
+	return callerOf(ctx).key.ID, r.s.ReachPort(ctx, id)
 }
 
-func (s *Server) reachPort(ctx context.Context, id string) (err error) {
+// ReachPort says whether the caller may reach into ports of a sandbox that are not
+// public. A dialect with tokens of its own asks it for each visit.
+func (s *Server) ReachPort(ctx context.Context, id string) (err error) {
 	ctx, call, err := s.begin(ctx, "port.reach", about("sandbox", id))
 	if err != nil {
 		return err

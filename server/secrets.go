@@ -11,17 +11,6 @@ import (
 	"github.com/cove-sandbox/cove/store"
 )
 
-// SecretNode is what the server needs of a node for secrets. Values are handed
-// to it and kept in its memory only.
-type SecretNode interface {
-	// PutSecrets makes these all the secrets of a tenant, with their values. When
-	// it returns, requests of running sandboxes go by them.
-	PutSecrets(ctx context.Context, tenant string, secrets []sandbox.Secret) error
-	// UseSecrets says which of its tenant's secrets a sandbox has, and returns the
-	// authority that it trusts from then on.
-	UseSecrets(ctx context.Context, id string, names []string) (authority string, err error)
-}
-
 // maxSecrets of a tenant, and of a sandbox.
 const (
 	maxSecrets        = 1000

@@ -52,6 +52,14 @@ func SpeakNative(handler func(*Server, *slog.Logger) http.Handler, web func(http
 	nativeHandler, nativeHTTPServer, nativeRoutes, nativeProcedures = handler, web, routes, procedures
 }
 
+// ShowPort shows a port of a sandbox to who was admitted with an API key, or to anybody.
+type ShowPort = func(w http.ResponseWriter, r *http.Request, id string, port int, key string)
+
+var e2bHandler func(*Server, ShowPort) http.Handler
+
+// SpeakE2B has the tests of this package go through the other dialect.
+func SpeakE2B(handler func(*Server, ShowPort) http.Handler) { e2bHandler = handler }
+
 // world is a server on a double of a node and a real store, with a client.
 type world struct {
 	testing.TB

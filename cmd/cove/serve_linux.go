@@ -195,8 +195,8 @@ func serve(ctx context.Context, c cli.ServeConfig, version string) (err error) {
 			}
 		})
 	}
-	visit := func(w http.ResponseWriter, r *http.Request, id string, port int, admitted bool) {
-		ports.Serve(w, r, gateway.Target{Sandbox: id, Port: port}, admitted)
+	visit := func(w http.ResponseWriter, r *http.Request, id string, port int, key string) {
+		ports.Serve(w, r, gateway.Target{Sandbox: id, Port: port}, key)
 	}
 	speaks := e2b.Wrap(e2b.Config{Server: srv, Key: gate.secret, Domain: gate.domain.Host(), Port: visit, Logger: log}, ports.Wrap(native.Handler(srv, log)))
 	web := native.HTTPServer(speaks)

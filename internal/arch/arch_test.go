@@ -349,6 +349,46 @@ func TestEachIdeaHasOneHome(t *testing.T) {
 	}
 }
 
+// A file that is synced and renamed is internal/durable's: the order of the steps is
+// what a crash asks for.
+func TestDurableWritesHaveOneHome(t *testing.T) {
+	found := false
+	for _, p := range packages(t) {
+		name := rel(p.ImportPath)
+		if name == "" || name == "internal/durable" {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			fset := token.NewFileSet()
+			f, err := parser.ParseFile(fset, filepath.Join(p.Dir, file), nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			imports := importNames(f)
+			for _, d := range f.Decls {
+				renames, syncs := false, false
+				ast.Inspect(d, func(n ast.Node) bool {
+					sel, ok := n.(*ast.SelectorExpr)
+					if !ok {
+						return true
+					}
+					id, _ := sel.X.(*ast.Ident)
+					renames = renames || id != nil && imports[id.Name] == "os" && sel.Sel.Name == "Rename"
+					syncs = syncs || sel.Sel.Name == "Sync"
+					return true
+				})
+				found = found || renames
+				if renames && syncs {
+					t.Errorf("%s syncs and renames by itself: internal/durable does", fset.Position(d.Pos()))
+				}
+			}
+		}
+	}
+	if !found {
+		t.Error("no rename was found: the test would prove nothing")
+	}
+}
+
 // Files that nothing compiles are read by nobody and rot.
 func TestNoForgottenFiles(t *testing.T) {
 	root := filepath.Join("..", "..")

@@ -78,10 +78,17 @@ func SyncIn(root *os.Root, dir string) error {
 // Stage writes a file, synced, that Rename gives its real name later. What a
 // crash left under that name is replaced; after an error nothing is there.
 func Stage(path string, from io.Reader, mode fs.FileMode) error {
-	return stage(host{}, path, from, mode)
+	return stage(host{}, path, copied(from), mode)
 }
 
-func stage(d disk, path string, from io.Reader, mode fs.FileMode) (err error) {
+// filling writes the content of a file.
+type filling func(io.Writer) error
+
+func copied(from io.Reader) filling {
+	return func(w io.Writer) error { _, err := io.Copy(w, from); return err }
+}
+
+func stage(d disk, path string, fill filling, mode fs.FileMode) (err error) {
 	if err := d.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -94,7 +101,7 @@ func stage(d disk, path string, from io.Reader, mode fs.FileMode) (err error) {
 			err = errors.Join(err, d.Remove(path))
 		}
 	}()
-	_, err = io.Copy(f, from)
+	err = fill(f)
 	if err == nil {
 		err = f.Chmod(mode) // not by the umask
 	}
@@ -114,17 +121,22 @@ func Rename(from, to string) error {
 
 // Write replaces a small file. Of two writers at a time the last one stays.
 func Write(path string, content []byte, mode fs.FileMode) error {
-	return write(host{}, staged(path), path, content, mode)
+	return write(host{}, staged(path), path, copied(bytes.NewReader(content)), mode)
+}
+
+// Fill is Write of a file that need not be small: fill writes it.
+func Fill(path string, mode fs.FileMode, fill func(io.Writer) error) error {
+	return write(host{}, staged(path), path, fill, mode)
 }
 
 // WriteVia is Write with a name for the file until it is whole, where crashes may
 // leave it: on the same file system, and of one writer at a time.
 func WriteVia(tmp, path string, content []byte, mode fs.FileMode) error {
-	return write(host{}, tmp, path, content, mode)
+	return write(host{}, tmp, path, copied(bytes.NewReader(content)), mode)
 }
 
-func write(d disk, tmp, path string, content []byte, mode fs.FileMode) error {
-	if err := stage(d, tmp, bytes.NewReader(content), mode); err != nil {
+func write(d disk, tmp, path string, fill filling, mode fs.FileMode) error {
+	if err := stage(d, tmp, fill, mode); err != nil {
 		return err
 	}
 	if err := d.Rename(tmp, path); err != nil {
@@ -140,7 +152,7 @@ func Create(path string, content []byte, mode fs.FileMode) error {
 
 func create(d disk, path string, content []byte, mode fs.FileMode) error {
 	tmp := staged(path)
-	if err := stage(d, tmp, bytes.NewReader(content), mode); err != nil {
+	if err := stage(d, tmp, copied(bytes.NewReader(content)), mode); err != nil {
 		return err
 	}
 	// A link fails where a rename would replace what somebody made meanwhile.

@@ -113,7 +113,7 @@ func TestFaultsLeaveOldOrNew(t *testing.T) {
 	}
 	for name, f := range map[string]func(disk, string, []byte, fs.FileMode) error{
 		"write": func(d disk, path string, content []byte, mode fs.FileMode) error {
-			return write(d, staged(path), path, content, mode)
+			return write(d, staged(path), path, copied(bytes.NewReader(content)), mode)
 		},
 		"create": create,
 	} {

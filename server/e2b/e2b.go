@@ -43,9 +43,10 @@ type Config struct {
 	Server *server.Server
 	Key    []byte // secret of this installation, for the tokens of sandboxes
 	Domain string // below which ports have hosts, "" for none: what getHost is made of
-	// Port shows a port of a sandbox: to whoever was admitted, or as the port's own
-	// rules say. nil where nobody does.
-	Port   func(w http.ResponseWriter, r *http.Request, id string, port int, admitted bool)
+	// Port shows a port of a sandbox to who was admitted by the API key with that id,
+	// for as long as the key lives; without one, as the port's own rules say. nil where
+	// nobody does.
+	Port   func(w http.ResponseWriter, r *http.Request, id string, port int, key string)
 	Logger *slog.Logger
 	Clock  func() time.Time // nil = time.Now
 }
@@ -58,7 +59,7 @@ type dialect struct {
 	volumes  *tokens // of the content of volumes
 	uploads  *tokens // of the files of builds
 	builds   *builds
-	port     func(w http.ResponseWriter, r *http.Request, id string, port int, admitted bool)
+	port     func(w http.ResponseWriter, r *http.Request, id string, port int, key string)
 	watchers *watchers
 	users    *users
 	domain   string
@@ -182,6 +183,7 @@ func Routes() map[string]server.Operation {
 	for path, op := range procedures {
 		ops[path] = op
 	}
+	ops["a port"] = visitOp
 	return ops
 }
 

@@ -3,10 +3,12 @@ package e2b
 import (
 	"cmp"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/server"
 )
 
 // Where the calls of the SDKs come in. In plain mode one address serves everything:
@@ -17,6 +19,9 @@ import (
 const (
 	apiHost     = "api"
 	trafficName = "E2b-Traffic-Access-Token"
+
+	// visitOp is what a visit of a port with a token is.
+	visitOp server.Operation = "port.reach"
 )
 
 // front gives requests for ports to the gateway, those for the agent and the API to
@@ -24,14 +29,10 @@ const (
 func (d *dialect) front(dialect, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		label, ours := d.label(r.Host)
-		port, id, named := addressed(label)
-		if !ours {
-			id, named = r.Header.Get(idHeader), r.Header.Get(idHeader) != ""
-			var err error
-			if port, err = strconv.Atoi(cmp.Or(r.Header.Get(portHeader), strconv.Itoa(envdPort))); err != nil || port < 1 || port > 65535 {
-				writeError(w, sandbox.InvalidField(portHeader, "%.20q is no port", r.Header.Get(portHeader)))
-				return
-			}
+		port, id, named, err := d.addressed(r)
+		if err != nil {
+			writeError(w, err)
+			return
 		}
 		switch {
 		case named && port != envdPort && d.port != nil:
@@ -61,11 +62,28 @@ func (d *dialect) label(host string) (string, bool) {
 	return strings.CutSuffix(host, "."+name)
 }
 
-// addressed takes PORT-ID apart.
-func addressed(label string) (port int, id string, ok bool) {
-	p, id, ok := strings.Cut(label, "-")
-	port, err := strconv.Atoi(p)
-	return port, id, ok && err == nil && strconv.Itoa(port) == p && port >= 1 && port <= 65535 && sandbox.ValidID(id)
+// addressed is which port of which sandbox a request is for, if it is for one: by its
+// host in domain mode, otherwise by headers.
+func (d *dialect) addressed(r *http.Request) (port int, id string, named bool, err error) {
+	if label, ours := d.label(r.Host); ours {
+		p, id, cut := strings.Cut(label, "-")
+		port, ok := parsePort(p)
+		return port, id, cut && ok && sandbox.ValidID(id), nil
+	}
+	p := cmp.Or(r.Header.Get(portHeader), strconv.Itoa(envdPort))
+	port, ok := parsePort(p)
+	if !ok {
+		return 0, "", false, sandbox.InvalidField(portHeader, "%.20q is no port", p)
+	}
+	id = r.Header.Get(idHeader)
+	return port, id, id != "", nil
+}
+
+// parsePort knows one spelling of each port: whoever is asked about one is asked about
+// the same.
+func parsePort(s string) (int, bool) {
+	port, err := strconv.Atoi(s)
+	return port, err == nil && strconv.Itoa(port) == s && port >= 1 && port <= 65535
 }
 
 // visit is a request for a port. What opens a private one is taken off: code inside
@@ -75,19 +93,33 @@ func (d *dialect) visit(w http.ResponseWriter, r *http.Request, id string, port 
 	for _, name := range []string{trafficName, idHeader, portHeader, "X-Access-Token"} {
 		r.Header.Del(name)
 	}
+	// An application's own passes.
+	if ofOurs := func(v string) bool { return strings.HasPrefix(v, keyPrefix) || strings.HasPrefix(v, nativePrefix) }; slices.ContainsFunc(r.Header.Values("X-Api-Key"), ofOurs) {
+		r.Header.Del("X-Api-Key")
+	}
 	w = &worded{ResponseWriter: w, d: d, r: r, id: id, port: port}
 	if token == "" {
-		d.port(w, r, id, port, false)
+		d.port(w, r, id, port, "")
 		return
 	}
-	g, ok := d.traffic.check(token)
-	if ok && g.sandbox == id {
-		if _, err := d.server.Vouched(r.Context(), g.key, r.RemoteAddr); err == nil {
-			d.port(w, r, id, port, true)
+	why := "the traffic access token is not one of this sandbox"
+	if g, ok := d.traffic.check(token); ok && g.sandbox == id {
+		ctx, err := d.server.Vouched(r.Context(), g.key, r.RemoteAddr)
+		if err == nil {
+			err = d.server.ReachPort(ctx, id)
+		}
+		switch {
+		case err == nil:
+			d.port(w, r, id, port, g.key)
 			return
+		case gone(err):
+			writeGone(w, id)
+			return
+		case sandbox.ClassOf(err) == sandbox.Denied:
+			why = message(sandbox.AsError(err))
 		}
 	}
-	writeRefusal(w, http.StatusForbidden, refusal{Code: http.StatusForbidden, Message: "the traffic access token is not one of this sandbox", SandboxID: id})
+	writeRefusal(w, http.StatusForbidden, refusal{Code: http.StatusForbidden, Message: why, SandboxID: id})
 }
 
 // worded says what the gateway refuses of a sandbox that an SDK of E2B's made as
@@ -102,21 +134,28 @@ type worded struct {
 	instead bool // the body that comes is the gateway's, and was replaced
 }
 
-const gatewayError = "X-Cove-Error"
+const (
+	gatewayError   = "X-Cove-Error"
+	privateMessage = "this port is private, or there is no such sandbox: the request needs the header e2b-traffic-access-token, or a token ('cove url ID PORT')"
+)
 
 func (w *worded) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *worded) WriteHeader(status int) {
 	cause := w.Header().Get(gatewayError)
-	if cause == "" || w.d.server.Reach().Labels(w.r.Context(), w.id)[templateLabel] == "" {
+	if cause != "" && status == http.StatusUnauthorized && !strings.Contains(w.r.Header.Get("Accept"), "text/html") {
+		// The same of every id: who has no token is not told what exists, and which SDK
+		// made it.
+		w.Header().Del("WWW-Authenticate")
+		w.replace(refusal{Code: http.StatusForbidden, Message: privateMessage, SandboxID: w.id})
+		return
+	}
+	if cause == "" || status == http.StatusUnauthorized || w.d.server.Reach().Labels(w.r.Context(), w.id)[templateLabel] == "" {
 		w.ResponseWriter.WriteHeader(status)
 		return
 	}
 	body := refusal{Code: http.StatusBadGateway, Message: goneMessage, SandboxID: w.id}
 	switch {
-	case status == http.StatusUnauthorized:
-		body.Code, body.Message = http.StatusForbidden, "this port is private: the request needs the header e2b-traffic-access-token"
-		w.Header().Del("WWW-Authenticate")
 	case cause == string(sandbox.PortClosed):
 		body.Message, body.Port = "The sandbox is running but port is not open", w.port
 	case status == http.StatusNotFound, status == http.StatusGone, cause == string(sandbox.Asleep):
@@ -124,6 +163,10 @@ func (w *worded) WriteHeader(status int) {
 		w.ResponseWriter.WriteHeader(status)
 		return
 	}
+	w.replace(body)
+}
+
+func (w *worded) replace(body refusal) {
 	w.instead = true
 	w.Header().Del("Content-Security-Policy")
 	writeRefusal(w.ResponseWriter, body.Code, body)

@@ -3,7 +3,6 @@ package e2b
 import (
 	"encoding/json"
 	"net/http"
-	"strconv"
 
 	"github.com/cove-sandbox/cove/internal/strangers"
 	"github.com/cove-sandbox/cove/interpreter"
@@ -36,8 +35,8 @@ func (d *dialect) interpreting(next http.Handler) http.Handler {
 		mux.Handle(pattern, edge.Recover(d.log, d.interpreted(r)))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		id, meant := d.atInterpreter(r)
-		if _, pattern := mux.Handler(r); !meant || pattern == "" {
+		port, id, named, err := d.addressed(r)
+		if _, pattern := mux.Handler(r); err != nil || !named || port != interpreter.Port || pattern == "" {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -54,16 +53,6 @@ func (d *dialect) interpreting(next http.Handler) http.Handler {
 		r.Header.Set(idHeader, id)
 		mux.ServeHTTP(w, r)
 	})
-}
-
-// atInterpreter says which sandbox's interpreter a request is for, if it is: by its
-// host in domain mode, otherwise by headers.
-func (d *dialect) atInterpreter(r *http.Request) (id string, ok bool) {
-	if label, ours := d.label(r.Host); ours {
-		port, id, named := addressed(label)
-		return id, named && port == interpreter.Port
-	}
-	return r.Header.Get(idHeader), r.Header.Get(portHeader) == strconv.Itoa(interpreter.Port)
 }
 
 // interpreted serves one route.

@@ -206,7 +206,10 @@ func (d *dialect) created(ctx context.Context, sb sandbox.Sandbox) created {
 		SandboxID: sb.ID, ClientID: "cove", EnvdVersion: envdVersion, EnvdAccessToken: d.tokens.mint(grant{sb.ID, server.CallerKey(ctx)})}
 	// Also where ports are public: that of the code interpreter is not, and its SDKs
 	// send no access token with the calls for contexts.
-	c.TrafficToken = d.traffic.mint(grant{sb.ID, server.CallerKey(ctx)})
+	// What it opens is asked for again with each use.
+	if d.server.May(ctx, visitOp) || d.server.May(ctx, "code.list_contexts") {
+		c.TrafficToken = d.traffic.mint(grant{sb.ID, server.CallerKey(ctx)})
+	}
 	if d.domain != "" {
 		c.Domain = &d.domain
 	}
