@@ -73,7 +73,9 @@ func newDialect(c Config) *dialect {
 	if c.Clock == nil {
 		c.Clock = time.Now
 	}
-	return &dialect{server: c.Server, tokens: newTokens(c.Key, "access"), traffic: newTokens(c.Key, "traffic"), volumes: newTokens(c.Key, "volume"), uploads: newTokens(c.Key, "upload"), builds: newBuilds(), port: c.Port, watchers: newWatchers(c.Clock), users: newUsers(), domain: c.Domain, log: c.Logger, clock: c.Clock}
+	access := newTokens(c.Key, "access")
+	access.holders = c.Server.Reach().Holders
+	return &dialect{server: c.Server, tokens: access, traffic: newTokens(c.Key, "traffic"), volumes: newTokens(c.Key, "volume"), uploads: newTokens(c.Key, "upload"), builds: newBuilds(), port: c.Port, watchers: newWatchers(c.Clock), users: newUsers(), domain: c.Domain, log: c.Logger, clock: c.Clock}
 }
 
 // route is one call of the SDKs and the operation it is, which is asked for before
