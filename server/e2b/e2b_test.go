@@ -151,7 +151,6 @@ func TestSignedURLsOutliveOtherSandboxes(t *testing.T) {
 	}
 }
 
-
 func TestTagsAreInExecIDs(t *testing.T) {
 	for _, tag := range []string{"", "a", "with-dash", "Ünï ☺", strings.Repeat("x", maxTag)} {
 		id, err := newExecID(tag)
@@ -316,5 +315,43 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	}
 	if _, ok := w.take(t.Context(), id, "other"); ok {
 		t.Error("another sandbox's watcher is told")
+	}
+}
+
+// Names of templates have small letters, as with E2B.
+func TestTemplateNames(t *testing.T) {
+	for in, want := range map[string]string{" AUD-One ": "aud-one ", "Team/Site:V1": "site v1"} {
+		if name, tag, err := templateName(in); err != nil || name+" "+tag != want {
+			t.Errorf("%q is %q, %q, %v", in, name, tag, err)
+		}
+	}
+	if tags, err := tagNames("site", []string{"Site:V2", " Stable"}); err != nil || !slices.Equal(tags, []string{"v2", "stable"}) {
+		t.Errorf("%q, %v", tags, err)
+	}
+}
+
+// A build that fails names the step as its caller counts them, and one that was canceled says so.
+func TestReasonsOfBuilds(t *testing.T) {
+	var req buildRequest
+	if err := json.Unmarshal([]byte(`{"steps":[{"type":"RUN","args":["exit 3"]}]}`), &req); err != nil {
+		t.Fatal(err)
+	}
+	r := reasonOf(&sandbox.Error{Class: sandbox.Precondition, Field: "steps[4]", Msg: "the command exited with 3"}, 4, req)
+	if r.Step != "1" || r.Message != "failed to run command 'exit 3': the command exited with 3" {
+		t.Errorf("%+v", r)
+	}
+	if r := reasonOf(context.Canceled, 4, req); r.Message != canceledBuild {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestAClosedNetworkIsTold(t *testing.T) {
+	c := networkConfig{DenyOut: []string{"0.0.0.0/0"}}
+	n, err := c.policy(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if back := configOf(sandbox.Spec{Network: n, Ingress: sandbox.Ingress{Public: true}}); back == nil || !slices.Equal(back.DenyOut, c.DenyOut) {
+		t.Errorf("it is told as %+v", back)
 	}
 }
