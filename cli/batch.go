@@ -309,11 +309,11 @@ func (m *apiMachines) Run(ctx context.Context, id, exec string, in batch.Input) 
 		if o.GetStream() == covev1.OutputStream_OUTPUT_STREAM_STDERR {
 			to = &stderr
 		}
-		room := int(m.flags.keepOutput) - to.Len()
-		if len(o.GetData()) > room {
+		free := int(m.flags.keepOutput) - to.Len()
+		if len(o.GetData()) > free {
 			out.Truncated = true
 		}
-		to.Write(o.GetData()[:min(room, len(o.GetData()))])
+		to.Write(o.GetData()[:min(free, len(o.GetData()))])
 		return nil
 	}
 	end, err := f.run(ctx)

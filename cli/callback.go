@@ -68,8 +68,10 @@ type forwarder struct {
 	asJSON   bool
 	serving  func() // once, when the name is served; nil = nobody asks
 
-	mu    sync.Mutex // guards what follows, and output
-	under map[string]context.CancelFunc
+	mu struct { // also of output
+		sync.Mutex
+		under map[string]context.CancelFunc
+	}
 }
 
 // callbackJSON is a promise: see docs/cli-json.md.
@@ -84,7 +86,7 @@ type callbackJSON struct {
 // run serves the name over as many streams as it takes. The first must work.
 func (f *forwarder) run(ctx context.Context, m *covev1.ServeCallbacksRequest) error {
 	ctx, cancel := context.WithCancel(ctx)
-	f.under = map[string]context.CancelFunc{}
+	f.mu.under = map[string]context.CancelFunc{}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -135,9 +137,9 @@ func (f *forwarder) follow(ctx context.Context, m *covev1.ServeCallbacksRequest,
 			r := ev.GetRequest()
 			rctx, cancel := context.WithCancel(ctx)
 			f.mu.Lock()
-			_, known := f.under[r.Id] // after a break all are sent again
+			_, known := f.mu.under[r.Id] // after a break all are sent again
 			if !known {
-				f.under[r.Id] = cancel
+				f.mu.under[r.Id] = cancel
 			}
 			f.mu.Unlock()
 			if known {
@@ -149,12 +151,12 @@ func (f *forwarder) follow(ctx context.Context, m *covev1.ServeCallbacksRequest,
 				status, err := f.forward(rctx, r)
 				f.mu.Lock()
 				defer f.mu.Unlock()
-				delete(f.under, r.Id)
+				delete(f.mu.under, r.Id)
 				f.report(r, status, err)
 			})
 		case ev.GetGone() != nil:
 			f.mu.Lock()
-			if cancel := f.under[ev.GetGone().Id]; cancel != nil {
+			if cancel := f.mu.under[ev.GetGone().Id]; cancel != nil {
 				cancel()
 			}
 			f.mu.Unlock()

@@ -128,11 +128,11 @@ func (a *app) execCaptured(ctx context.Context, id string, spec *covev1.ProcessS
 	var stdout, stderr bytes.Buffer
 	s := &session{app: a, flags: pf, killOnCancel: killOnCancel}
 	s.onOutput = func(o *covev1.ProcessOutput) error {
-		to, room := &stdout, maxCaptured-stdout.Len()-stderr.Len()
+		to, free := &stdout, maxCaptured-stdout.Len()-stderr.Len()
 		if o.GetStream() == covev1.OutputStream_OUTPUT_STREAM_STDERR {
 			to = &stderr
 		}
-		to.Write(o.GetData()[:min(room, len(o.GetData()))])
+		to.Write(o.GetData()[:min(free, len(o.GetData()))])
 		return nil
 	}
 	s.onEnd = func(e *covev1.ProcessEnd) error {

@@ -22,7 +22,7 @@ type networkFlags struct {
 	rules       []sandbox.NetworkRule
 	bandwidth   size
 	connections int32
-	rec         tapeFlags
+	rec         recordingFlags
 }
 
 func (f *networkFlags) add(cmd *cobra.Command) {

@@ -15,13 +15,13 @@ import (
 	"github.com/cove-sandbox/cove/sandbox"
 )
 
-// tapeFlags are what is recorded or replayed.
-type tapeFlags struct {
+// recordingFlags are what is recorded or replayed.
+type recordingFlags struct {
 	record string
 	replay sandbox.NetworkReplay
 }
 
-func (f *tapeFlags) add(cmd *cobra.Command) {
+func (f *recordingFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.StringVar(&f.record, "record", "", "record all its HTTP and HTTPS under this name")
 	fs.StringVar(&f.replay.Recording, "replay", "", "answer its HTTP and HTTPS out of this recording, with the network off: name or id")
@@ -32,7 +32,7 @@ func (f *tapeFlags) add(cmd *cobra.Command) {
 }
 
 // into adds what was asked for.
-func (f *tapeFlags) into(n *sandbox.Network) {
+func (f *recordingFlags) into(n *sandbox.Network) {
 	if f.record != "" {
 		n.Record = &sandbox.NetworkRecord{Name: f.record}
 	}

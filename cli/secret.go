@@ -31,6 +31,8 @@ type secretFlags struct {
 	url, body, allowHTTP             bool
 	valueFile, valueEnv              string
 	keepValue                        bool
+	labels                           keyValues
+	noLabels                         bool
 }
 
 func (a *app) secretSetCmd() *cobra.Command {
@@ -49,6 +51,7 @@ without one wherever the placeholder stands in a header, and with --url-too or
 		Example: `  cove secret set openai --host api.openai.com --header Authorization --format 'Bearer {}' --env OPENAI_API_KEY
   pass show github | cove secret set github --host api.github.com --host github.com --env GITHUB_TOKEN
   cove secret set openai --value-env NEW_KEY      # rotate
+  cove secret set openai --keep-value --label team=rl
   cove run --secret openai --network public -- python3 agent.py`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.secretNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -66,7 +69,7 @@ without one wherever the placeholder stands in a header, and with --url-too or
 			}
 			given := cmd.Flags().Changed
 			var out *covev1.Secret
-			u := &covev1.UpdateSecretRequest{Name: args[0], Value: value, Hosts: f.hosts}
+			u := &covev1.UpdateSecretRequest{Name: args[0], Value: value, Hosts: f.hosts, Labels: f.labels.m, ClearLabels: f.noLabels}
 			optional(given("header"), &u.Header, f.header)
 			optional(given("format"), &u.Format, f.format)
 			optional(given("env"), &u.Env, f.env)
@@ -84,7 +87,7 @@ without one wherever the placeholder stands in a header, and with --url-too or
 			case err == nil:
 			case errors.Is(err, sandbox.ErrNotFound) && value != nil:
 				made, err := api.Secrets.Create(cmd.Context(), connect.NewRequest(&covev1.CreateSecretRequest{Name: args[0], Value: *value, Hosts: f.hosts,
-					Header: f.header, Format: f.format, Env: f.env, Url: f.url, Body: f.body, AllowHttp: f.allowHTTP, Placeholder: f.placeholder}))
+					Header: f.header, Format: f.format, Env: f.env, Url: f.url, Body: f.body, AllowHttp: f.allowHTTP, Placeholder: f.placeholder, Labels: f.labels.m}))
 				if err != nil {
 					return err
 				}
@@ -108,10 +111,13 @@ without one wherever the placeholder stands in a header, and with --url-too or
 	fs.BoolVar(&f.body, "body", false, "replace the placeholder in bodies too")
 	fs.BoolVar(&f.allowHTTP, "allow-http", false, "send it over connections without TLS too, where anybody can read it")
 	fs.StringVar(&f.placeholder, "placeholder", "", "what stands for a new secret inside, for programs that want a certain form (default: made up)")
+	fs.VarP(&f.labels, "label", "l", "label, in place of all before (repeatable)")
+	fs.BoolVar(&f.noLabels, "no-labels", false, "it has no labels any more")
 	fs.StringVar(&f.valueFile, "value-file", "", "file that holds the value")
 	fs.StringVar(&f.valueEnv, "value-env", "", "local variable that holds the value")
 	fs.BoolVar(&f.keepValue, "keep-value", false, "change the rest and leave the value")
 	cmd.MarkFlagsMutuallyExclusive("value-file", "value-env", "keep-value")
+	cmd.MarkFlagsMutuallyExclusive("label", "no-labels")
 	fs.BoolVar(&asJSON, "json", false, "print the secret, without its value, as JSON")
 	return cmd
 }
@@ -192,9 +198,9 @@ func (a *app) secretLsCmd() *cobra.Command {
 				return a.printJSON(each(resp.Msg.GetSecrets(), toSecretJSON))
 			}
 			t := &table{}
-			t.row("NAME", "HOSTS", "WHERE", "ENV", "PLACEHOLDER", "UPDATED")
+			t.row("NAME", "HOSTS", "WHERE", "ENV", "PLACEHOLDER", "UPDATED", "LABELS")
 			for _, s := range resp.Msg.GetSecrets() {
-				t.row(s.GetName(), cut(strings.Join(s.GetHosts(), ","), 40), where(s), s.GetEnv(), s.GetPlaceholder(), age(timeOf(s.GetUpdatedAt()))+" ago")
+				t.row(s.GetName(), cut(strings.Join(s.GetHosts(), ","), 40), where(s), s.GetEnv(), s.GetPlaceholder(), age(timeOf(s.GetUpdatedAt()))+" ago", cut(formatLabels(s.GetLabels()), 60))
 			}
 			return t.print(a.Stdout)
 		},
@@ -279,20 +285,22 @@ func (a *app) secretNames(cmd *cobra.Command, args []string, prefix string) ([]s
 }
 
 type secretJSON struct {
-	Name        string    `json:"name"`
-	Hosts       []string  `json:"hosts"`
-	Header      string    `json:"header,omitempty"`
-	Format      string    `json:"format,omitempty"`
-	URL         bool      `json:"url,omitempty"`
-	Body        bool      `json:"body,omitempty"`
-	AllowHTTP   bool      `json:"allow_http,omitempty"`
-	Env         string    `json:"env,omitempty"`
-	Placeholder string    `json:"placeholder"`
-	CreatedAt   time.Time `json:"created_at"`
-	UpdatedAt   time.Time `json:"updated_at"`
+	Name        string            `json:"name"`
+	Hosts       []string          `json:"hosts"`
+	Header      string            `json:"header,omitempty"`
+	Format      string            `json:"format,omitempty"`
+	URL         bool              `json:"url,omitempty"`
+	Body        bool              `json:"body,omitempty"`
+	AllowHTTP   bool              `json:"allow_http,omitempty"`
+	Env         string            `json:"env,omitempty"`
+	Placeholder string            `json:"placeholder"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Version     int64             `json:"version"`
+	CreatedAt   time.Time         `json:"created_at"`
+	UpdatedAt   time.Time         `json:"updated_at"`
 }
 
 func toSecretJSON(s *covev1.Secret) secretJSON {
-	return secretJSON{Name: s.GetName(), Hosts: s.GetHosts(), Header: s.GetHeader(), Format: s.GetFormat(), URL: s.GetUrl(), Body: s.GetBody(), AllowHTTP: s.GetAllowHttp(),
-		Env: s.GetEnv(), Placeholder: s.GetPlaceholder(), CreatedAt: timeOf(s.GetCreatedAt()), UpdatedAt: timeOf(s.GetUpdatedAt())}
+	return secretJSON{Name: s.GetName(), Hosts: append([]string{}, s.GetHosts()...), Header: s.GetHeader(), Format: s.GetFormat(), URL: s.GetUrl(), Body: s.GetBody(), AllowHTTP: s.GetAllowHttp(),
+		Env: s.GetEnv(), Placeholder: s.GetPlaceholder(), Labels: s.GetLabels(), Version: s.GetVersion(), CreatedAt: timeOf(s.GetCreatedAt()), UpdatedAt: timeOf(s.GetUpdatedAt())}
 }

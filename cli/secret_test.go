@@ -26,7 +26,8 @@ func (s fakeSecrets) find(name string) *covev1.CreateSecretRequest {
 
 func shown(r *covev1.CreateSecretRequest) *covev1.Secret {
 	return &covev1.Secret{Name: r.GetName(), Hosts: r.GetHosts(), Header: r.GetHeader(), Format: r.GetFormat(), Url: r.GetUrl(), Body: r.GetBody(),
-		AllowHttp: r.GetAllowHttp(), Env: r.GetEnv(), Placeholder: "cove-secret-" + r.GetName()}
+		AllowHttp: r.GetAllowHttp(), Env: r.GetEnv(), Placeholder: "cove-secret-" + r.GetName(),
+		Labels: r.GetLabels(), Version: 7}
 }
 
 func (s fakeSecrets) Create(_ context.Context, r *connect.Request[covev1.CreateSecretRequest]) (*connect.Response[covev1.CreateSecretResponse], error) {
@@ -60,6 +61,9 @@ func (s fakeSecrets) Update(_ context.Context, r *connect.Request[covev1.UpdateS
 	}
 	if len(r.Msg.GetHosts()) > 0 {
 		have.Hosts = r.Msg.GetHosts()
+	}
+	if len(r.Msg.GetLabels()) > 0 || r.Msg.GetClearLabels() {
+		have.Labels = r.Msg.GetLabels()
 	}
 	return connect.NewResponse(&covev1.UpdateSecretResponse{Secret: shown(have)}), nil
 }
@@ -126,6 +130,33 @@ func TestSecret(t *testing.T) {
 	if len(f.secrets) != 0 {
 		t.Errorf("left %v", f.secrets)
 	}
+}
+
+func TestLabelsOfASecret(t *testing.T) {
+	f := newFakeAPI(t)
+	labels := func(want string, args ...string) {
+		t.Helper()
+		s := settings{env: map[string]string{"V": "the-value"}}
+		f.cove(t, s, append([]string{"secret", "set", "openai"}, args...)...).want(t, 0, "cove-secret-openai\n")
+		if got := formatLabels(f.secrets[0].GetLabels()); got != want {
+			t.Errorf("%q: %q, want %q", args, got, want)
+		}
+	}
+	labels("a=b=c,team=rl", "--value-env", "V", "--label", "team=rl", "-l", "a=b=c") // a new one
+	labels("a=b=c,team=rl", "--value-env", "V")
+	labels("team=eval", "--keep-value", "--label", "team=eval")
+	for _, args := range [][]string{{"ls"}, {"ls", "--json"}} {
+		out := f.cove(t, settings{}, append([]string{"secret"}, args...)...).stdout
+		if !strings.Contains(out, "team=eval") && !strings.Contains(out, `"team": "eval"`) {
+			t.Errorf("%q: %s", args, out)
+		}
+	}
+	labels("", "--keep-value", "--no-labels")
+	if out := f.cove(t, settings{}, "secret", "ls", "--json").stdout; strings.Contains(out, "labels") || !strings.Contains(out, `"hosts": []`) || !strings.Contains(out, `"version": 7`) {
+		t.Errorf("%s", out)
+	}
+	f.cove(t, settings{}, "secret", "set", "openai", "--keep-value", "--no-labels", "--label", "a=b").want(t, 1, "", "no-labels")
+	f.cove(t, settings{}, "secret", "set", "openai", "--keep-value", "--label", "a").want(t, 2, "", "KEY=VALUE")
 }
 
 // A prompt or a pipe that says nothing must not hold Ctrl-C up.

@@ -202,7 +202,9 @@ func TestTemplates(t *testing.T) {
 	f.sent(t, &covev1.TagTemplateRequest{Name: "web@3", Tags: []string{"stable", "v3"}})
 	f.cove(t, settings{}, "template", "untag", "web", "stable").want(t, 0, "stable\n")
 	f.sent(t, &covev1.UntagTemplateRequest{Name: "web", Tags: []string{"stable"}})
-	f.cove(t, settings{}, "template", "rm", "web").want(t, 0, "web@1\nweb@2\n")
+	for _, ref := range []string{"web", "web@2", "web:stable"} {
+		f.cove(t, settings{}, "template", "rm", ref).want(t, 0, "web@1\nweb@2\n")
+	}
 	if c := f.cove(t, settings{}, "__complete", "create", "--template", "w"); !strings.Contains(c.stdout, "web\tversion 4") {
 		t.Error(c.stdout)
 	}

@@ -211,7 +211,7 @@ func (a *app) templateGetCmd() *cobra.Command {
 func (a *app) templateRmCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "rm NAME[@VERSION]...", Short: "Delete one version, or all of a name; sandboxes made of them go on", Args: cobra.MinimumNArgs(1),
+		Use: "rm NAME[@VERSION|:TAG]...", Short: "Delete one version, or all of a name; sandboxes made of them go on", Args: cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.templateNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			api, err := a.client()
@@ -225,6 +225,7 @@ func (a *app) templateRmCmd() *cobra.Command {
 					return err
 				}
 				name, _, _ := strings.Cut(arg, "@")
+				name, _, _ = strings.Cut(name, ":")
 				for _, v := range resp.Msg.GetVersions() {
 					gone = append(gone, fmt.Sprintf("%s@%d", name, v))
 				}

@@ -23,6 +23,8 @@ var bombs = []scenario{
 	{"memory bomb in shared memory", shmBomb},
 	{"disk filler", diskFiller},
 	{"inode filler", inodeFiller},
+	{"pipe bomb", pipeBomb},
+	{"memory bomb beside sparse memory", sparseBystander},
 	{"more disk than memory", moreDiskThanMemory},
 }
 
@@ -187,40 +189,79 @@ func diskFiller(t *testing.T, w *world.World) {
 	})
 }
 
-// Inodes of the writable layer cost the kernel memory, so the filler meets
-// either a limit on their number or its memory limit.
+// What the kernel knows of a file is its own memory, and no process's: files end
+// where there is none for them, processes go on, and who removes some has room again.
 func inodeFiller(t *testing.T, w *world.World) {
 	spec := world.Small()
 	spec.Resources.MemoryLimit = 128 * sandbox.MiB
 	b := w.Create(t, spec)
-	r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{User: "root", Timeout: 90 * time.Second, Args: []string{"python3", "-c", `
+	fill := func(dir string) {
+		t.Helper()
+		r := b.Exec(t, sandbox.ProcessSpec{User: "root", Timeout: 5 * time.Minute, Args: []string{"python3", "-c", `
 import os, sys
-os.makedirs('/fill')
 try:
     for d in range(10000):
-        os.mkdir('/fill/%d' % d)
+        os.makedirs('` + dir + `/%d' % d)
         for i in range(1000):
-            os.close(os.open('/fill/%d/%d' % (d, i), os.O_CREAT | os.O_WRONLY))
+            os.close(os.open('` + dir + `/%d/%d' % (d, i), os.O_CREAT | os.O_WRONLY))
 except OSError as e:
     sys.exit(str(e))
 `}})
-	switch {
-	case err == nil && r.End.Cause == sandbox.Exited:
+		r.WantExit(t, 1)
 		if !strings.Contains(string(r.Err), "No space left") {
 			t.Errorf("the filler ended with %q", r.Err)
 		}
-		b.WantRunning(t)
-	case err == nil && r.End.Cause == sandbox.Deadline: // a slow machine: nothing filled yet, nothing broken
-		b.WantRunning(t)
-		b.Must(t, "echo alive")
-	case err == nil: // what it made is still there, and may leave no room for another process
-		r.WantCause(t, sandbox.OOM)
-		b.WantRunning(t)
-		b.Reset(t)
-		b.Must(t, "echo alive")
-	default:
-		t.Errorf("the filler failed with %v", err)
 	}
+	fill("/fill")
+	if got := b.Must(t, "python3 -c 'print(\"alive\")'"); got != "alive" {
+		t.Errorf("beside all the files an exec answered %q", got)
+	}
+	if r := b.Root(t, "rm -rf /fill/1 /fill/2 && mkdir /more && cd /more && for i in $(seq 1000); do : >$i || exit; done"); r.End.ExitCode != 0 {
+		t.Errorf("a thousand files where two thousand were: %v, %s", r.End, r.Err)
+	}
+	b.Reset(t)
+	fill("/again") // as many as before: nothing of theirs is left
+	b.WantRunning(t)
+}
+
+// A pipe's buffer is the kernel's memory. It is its process that ends, and no
+// larger one that has nothing to do with it.
+func pipeBomb(t *testing.T, w *world.World) {
+	besideABystander(t, w, "hoard = bytearray(b'x' * (30 << 20))", `
+import fcntl, os
+hoard, blob = [], b'x' * 65536
+while True:
+    r, w = os.pipe()
+    hoard.append((r, w))
+    fcntl.fcntl(w, fcntl.F_SETPIPE_SZ, 1 << 20)
+    os.set_blocking(w, False)
+    try:
+        while True: os.write(w, blob)
+    except BlockingIOError: pass
+`)
+}
+
+// A byte in each of many huge pages is not much memory, though gVisor counts the
+// pages as resident.
+func sparseBystander(t *testing.T, w *world.World) {
+	besideABystander(t, w, `
+import mmap
+hoard = mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for i in range(0, 2 << 30, 2 << 20): hoard[i] = 1
+`, memoryHoard)
+}
+
+// besideABystander runs a bomb beside a process that must live on.
+func besideABystander(t *testing.T, w *world.World, bystander, bomb string) {
+	spec := world.Small()
+	spec.Resources.MemoryLimit = 256 * sandbox.MiB
+	b := w.Create(t, spec)
+	b.Must(t, fmt.Sprintf("nohup python3 -c '%s\nopen(\"/tmp/up\", \"w\")\nimport time; time.sleep(1000)' >/dev/null 2>&1 & echo $! >/tmp/pid",
+		strings.ReplaceAll(bystander, "'", `'\''`)))
+	b.Must(t, "for i in $(seq 600); do [ -e /tmp/up ] && exit; sleep 0.1; done; exit 1")
+	r, err := b.TryExec(t.Context(), sandbox.ProcessSpec{Args: []string{"python3", "-c", bomb}, Timeout: 2 * time.Minute})
+	wantOOM(t, b, r, err)
+	b.Must(t, "kill -0 $(cat /tmp/pid)")
 }
 
 // A sandbox with 512 MiB of memory writes 3 GiB to / and reads them back.

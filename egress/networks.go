@@ -49,14 +49,16 @@ type Networks struct {
 	tasks  sync.WaitGroup
 	wake   chan struct{} // capacity 1
 
-	mu     sync.Mutex
-	closed bool
-	made   int // names of spares
-	spares []*slot
-	boxes  map[string]*proxy.Box
-	// authorities of late: to derive one takes 0.3 ms, and it has certificates
-	// ready.
-	authorities map[string]*authority.Authority
+	mu struct {
+		sync.Mutex
+		closed bool
+		made   int // names of spares
+		spares []*slot
+		boxes  map[string]*proxy.Box
+		// authorities of late: to derive one takes 0.3 ms, and it has certificates
+		// ready.
+		authorities map[string]*authority.Authority
+	}
 }
 
 const authoritiesKept = 4096
@@ -89,7 +91,8 @@ func Open(cfg Config) (*Networks, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, sandbox.Errorf(sandbox.Unavailable, "egress.open", "%w", err)
 	}
-	n := &Networks{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), boxes: map[string]*proxy.Box{}}
+	n := &Networks{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1)}
+	n.mu.boxes = map[string]*proxy.Box{}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	// Spares of a process that died. Namespaces of sandboxes stay: Adopt or
 	// Sweep sees to them.
@@ -108,8 +111,8 @@ func Open(cfg Config) (*Networks, error) {
 // with no way out, until the next process adopts them.
 func (n *Networks) Close() error {
 	n.mu.Lock()
-	n.closed = true
-	boxes := maps.Clone(n.boxes)
+	n.mu.closed = true
+	boxes := maps.Clone(n.mu.boxes)
 	n.mu.Unlock()
 	n.cancel()
 	n.tasks.Wait()
@@ -117,7 +120,7 @@ func (n *Networks) Close() error {
 	for _, b := range boxes {
 		errs = append(errs, b.Close())
 	}
-	for _, s := range n.spares {
+	for _, s := range n.mu.spares {
 		errs = append(errs, s.remove())
 	}
 	return errors.Join(errs...)
@@ -137,12 +140,12 @@ func (n *Networks) Take(ctx context.Context, id string, p *policy.Policy, genera
 	}
 	b := proxy.Open(s.ns, s.socks, n.cfg.Upstream, p, generation, i, n.log)
 	n.mu.Lock()
-	if n.closed || n.boxes[id] != nil {
+	if n.mu.closed || n.mu.boxes[id] != nil {
 		n.mu.Unlock()
 		return Device{}, sandbox.Errorf(sandbox.Unavailable, op, "network of kernel %s: closing, or it has one (%v)", id,
 			errors.Join(b.Close(), s.device.Close(), remove(), netns.Remove(n.path(id))))
 	}
-	n.boxes[id] = b
+	n.mu.boxes[id] = b
 	n.tasks.Go(func() {
 		if err := remove(); err != nil {
 			n.log.Warn("the first name of a namespace stays", "kernel", id, "err", err)
@@ -175,11 +178,11 @@ func (n *Networks) Adopt(ctx context.Context, id string, p *policy.Policy, gener
 	b := proxy.Open(ns, socks, n.cfg.Upstream, p, generation, i, n.log)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed || n.boxes[id] != nil {
+	if n.mu.closed || n.mu.boxes[id] != nil {
 		b.Close()
 		return sandbox.Errorf(sandbox.Precondition, op, "network of kernel %s: closing, or served already", id)
 	}
-	n.boxes[id] = b
+	n.mu.boxes[id] = b
 	return nil
 }
 
@@ -189,7 +192,7 @@ func (n *Networks) Authority(id string) (*authority.Authority, error) {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "egress.authority", "this node cannot look into TLS").WithHint("create the sandbox without secrets")
 	}
 	n.mu.Lock()
-	a := n.authorities[id]
+	a := n.mu.authorities[id]
 	n.mu.Unlock()
 	if a != nil {
 		return a, nil
@@ -200,10 +203,10 @@ func (n *Networks) Authority(id string) (*authority.Authority, error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.authorities == nil || len(n.authorities) >= authoritiesKept {
-		n.authorities = map[string]*authority.Authority{}
+	if n.mu.authorities == nil || len(n.mu.authorities) >= authoritiesKept {
+		n.mu.authorities = map[string]*authority.Authority{}
 	}
-	n.authorities[id] = a
+	n.mu.authorities[id] = a
 	return a, nil
 }
 
@@ -211,15 +214,15 @@ func (n *Networks) Authority(id string) (*authority.Authority, error) {
 func (n *Networks) Box(id string) *proxy.Box {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.boxes[id]
+	return n.mu.boxes[id]
 }
 
 // Remove removes the network of a kernel that is gone. One that is not there is
 // no error.
 func (n *Networks) Remove(id string) error {
 	n.mu.Lock()
-	b := n.boxes[id]
-	delete(n.boxes, id)
+	b := n.mu.boxes[id]
+	delete(n.mu.boxes, id)
 	n.mu.Unlock()
 	var err error
 	if b != nil {
@@ -254,9 +257,9 @@ func (n *Networks) path(id string) string { return filepath.Join(n.cfg.Dir, id) 
 // spare takes one that is ready, or makes one.
 func (n *Networks) spare(ctx context.Context) (*slot, error) {
 	n.mu.Lock()
-	if last := len(n.spares) - 1; last >= 0 {
-		s := n.spares[last]
-		n.spares = n.spares[:last]
+	if last := len(n.mu.spares) - 1; last >= 0 {
+		s := n.mu.spares[last]
+		n.mu.spares = n.mu.spares[:last]
 		n.mu.Unlock()
 		return s, nil
 	}
@@ -269,8 +272,8 @@ func (n *Networks) spare(ctx context.Context) (*slot, error) {
 
 func (n *Networks) make() (s *slot, err error) {
 	n.mu.Lock()
-	n.made++
-	name := fmt.Sprintf("%s%d", spareName, n.made)
+	n.mu.made++
+	name := fmt.Sprintf("%s%d", spareName, n.mu.made)
 	n.mu.Unlock()
 	s = &slot{}
 	if s.ns, err = netns.Make(n.cfg.Dir, name); err != nil {
@@ -311,7 +314,7 @@ func (n *Networks) fill() {
 	failures := 0
 	for {
 		n.mu.Lock()
-		short := len(n.spares) < n.cfg.Spare
+		short := len(n.mu.spares) < n.cfg.Spare
 		n.mu.Unlock()
 		wait := time.Hour
 		if short {
@@ -323,7 +326,7 @@ func (n *Networks) fill() {
 			} else {
 				failures = 0
 				n.mu.Lock()
-				n.spares = append(n.spares, s)
+				n.mu.spares = append(n.mu.spares, s)
 				n.mu.Unlock()
 				wait = 0
 			}

@@ -55,10 +55,12 @@ type Gateway struct {
 
 	ctx    context.Context // of everything under way
 	cancel context.CancelFunc
+	total  sync.WaitGroup // added to under mu, never once ctx has ended
 
-	mu    sync.Mutex
-	busy  map[string]int // requests under way, by sandbox
-	total sync.WaitGroup // added to under mu, never once ctx has ended
+	mu struct {
+		sync.Mutex
+		busy map[string]int // requests under way, by sandbox
+	}
 }
 
 // New makes a gateway.
@@ -72,7 +74,8 @@ func New(cfg Config) *Gateway {
 	if cfg.KeyLook == 0 {
 		cfg.KeyLook = 2 * time.Second
 	}
-	g := &Gateway{cfg: cfg, busy: map[string]int{}}
+	g := &Gateway{cfg: cfg}
+	g.mu.busy = map[string]int{}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.h1, g.h2 = g.transport(false), g.transport(true)
 	g.proxy = g.reverseProxy()
@@ -308,18 +311,18 @@ func redirect(w http.ResponseWriter, v visit, query string, status int) {
 func (g *Gateway) enter(id string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.ctx.Err() != nil || g.busy[id] >= g.cfg.MaxRequests {
+	if g.ctx.Err() != nil || g.mu.busy[id] >= g.cfg.MaxRequests {
 		return false
 	}
-	g.busy[id]++
+	g.mu.busy[id]++
 	g.total.Add(1)
 	return true
 }
 
 func (g *Gateway) leave(id string) {
 	g.mu.Lock()
-	if g.busy[id]--; g.busy[id] == 0 {
-		delete(g.busy, id)
+	if g.mu.busy[id]--; g.mu.busy[id] == 0 {
+		delete(g.mu.busy, id)
 	}
 	g.mu.Unlock()
 	g.total.Done()

@@ -156,8 +156,8 @@ func base(id string) string {
 	return id
 }
 
-// weigh makes a reward of tests: 1 if every one that counts has passed.
-func weigh(tests []sandbox.TestResult) Outcome {
+// scoreTests makes a reward of tests: 1 if every one that counts has passed.
+func scoreTests(tests []sandbox.TestResult) Outcome {
 	passed, total, why := 0, 0, ""
 	for _, t := range tests {
 		switch t.Outcome {
@@ -290,7 +290,7 @@ func among(tests []sandbox.TestResult, expected []string, named bool) Outcome {
 			tests = append(tests, sandbox.TestResult{ID: id, Outcome: "missing"})
 		}
 	}
-	return weigh(tests)
+	return scoreTests(tests)
 }
 
 func seconds(s float64) time.Duration {

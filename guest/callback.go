@@ -96,23 +96,27 @@ type call struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 
-	wmu   sync.Mutex // one write at a time
-	wrote int64      // of wmu
+	writing struct { // one write at a time
+		sync.Mutex
+		wrote int64
+	}
 
-	mu      sync.Mutex
-	changed sync.Cond // on mu
-	in      []byte    // fetched, not read
-	err     error     // after in: io.EOF, or why nothing more comes
-	closed  bool
-	until   time.Time // read deadline
-	timer   *time.Timer
-	writeBy time.Time // write deadline
+	mu struct {
+		sync.Mutex
+		changed sync.Cond // on mu
+		in      []byte    // fetched, not read
+		err     error     // after in: io.EOF, or why nothing more comes
+		closed  bool
+		until   time.Time // read deadline
+		timer   *time.Timer
+		writeBy time.Time // write deadline
+	}
 }
 
 func newCall(c *Client, ctx context.Context, id int64, port int) *call {
 	k := &call{client: c, id: id, port: port}
 	k.ctx, k.cancel = context.WithCancel(ctx)
-	k.changed.L = &k.mu
+	k.mu.changed.L = &k.mu
 	go k.fetch()
 	return k
 }
@@ -122,10 +126,10 @@ func (k *call) fetch() {
 	var offset int64
 	for {
 		k.mu.Lock()
-		for len(k.in) > 0 && !k.closed {
-			k.changed.Wait()
+		for len(k.mu.in) > 0 && !k.mu.closed {
+			k.mu.changed.Wait()
 		}
-		over := k.closed
+		over := k.mu.closed
 		k.mu.Unlock()
 		if over {
 			return
@@ -136,11 +140,11 @@ func (k *call) fetch() {
 			err = io.EOF
 		}
 		k.mu.Lock()
-		k.in = p
+		k.mu.in = p
 		if err != nil {
-			k.err = err
+			k.mu.err = err
 		}
-		k.changed.Broadcast()
+		k.mu.changed.Broadcast()
 		k.mu.Unlock()
 		if err != nil {
 			return
@@ -172,30 +176,30 @@ func (k *call) Read(p []byte) (int, error) {
 	defer k.mu.Unlock()
 	for {
 		switch {
-		case k.closed:
+		case k.mu.closed:
 			return 0, net.ErrClosed
-		case len(k.in) > 0:
-			n := copy(p, k.in)
-			if k.in = k.in[n:]; len(k.in) == 0 {
-				k.in = nil
-				k.changed.Broadcast()
+		case len(k.mu.in) > 0:
+			n := copy(p, k.mu.in)
+			if k.mu.in = k.mu.in[n:]; len(k.mu.in) == 0 {
+				k.mu.in = nil
+				k.mu.changed.Broadcast()
 			}
 			return n, nil
-		case k.err != nil:
-			return 0, k.err
-		case !k.until.IsZero() && !time.Now().Before(k.until):
+		case k.mu.err != nil:
+			return 0, k.mu.err
+		case !k.mu.until.IsZero() && !time.Now().Before(k.mu.until):
 			return 0, os.ErrDeadlineExceeded
 		}
-		k.changed.Wait()
+		k.mu.changed.Wait()
 	}
 }
 
 // Write returns when the caller's socket has taken all of p.
 func (k *call) Write(p []byte) (total int, err error) {
-	k.wmu.Lock()
-	defer k.wmu.Unlock()
+	k.writing.Lock()
+	defer k.writing.Unlock()
 	k.mu.Lock()
-	by := k.writeBy
+	by := k.mu.writeBy
 	k.mu.Unlock()
 	ctx := k.ctx
 	if !by.IsZero() {
@@ -205,13 +209,13 @@ func (k *call) Write(p []byte) (total int, err error) {
 	}
 	for len(p) > 0 {
 		n := min(len(p), maxPiece)
-		if _, err := k.client.call(ctx, wire.Req{Op: wire.OpCallWrite, Call: k.id, Offset: k.wrote}, p[:n]); err != nil {
+		if _, err := k.client.call(ctx, wire.Req{Op: wire.OpCallWrite, Call: k.id, Offset: k.writing.wrote}, p[:n]); err != nil {
 			if errors.Is(err, sandbox.ErrDeadline) {
 				err = os.ErrDeadlineExceeded
 			}
 			return total, err
 		}
-		k.wrote += int64(n)
+		k.writing.wrote += int64(n)
 		total += n
 		p = p[n:]
 	}
@@ -220,8 +224,8 @@ func (k *call) Write(p []byte) (total int, err error) {
 
 // CloseWrite ends our direction.
 func (k *call) CloseWrite() error {
-	k.wmu.Lock()
-	defer k.wmu.Unlock()
+	k.writing.Lock()
+	defer k.writing.Unlock()
 	_, err := k.client.call(k.ctx, wire.Req{Op: wire.OpCallClose, Call: k.id, Flag: true}, nil)
 	return err
 }
@@ -230,15 +234,15 @@ func (k *call) CloseWrite() error {
 // sleeps when it wakes.
 func (k *call) Close() error {
 	k.mu.Lock()
-	if k.closed {
+	if k.mu.closed {
 		k.mu.Unlock()
 		return nil
 	}
-	k.closed, k.in = true, nil
-	if k.timer != nil {
-		k.timer.Stop()
+	k.mu.closed, k.mu.in = true, nil
+	if k.mu.timer != nil {
+		k.mu.timer.Stop()
 	}
-	k.changed.Broadcast()
+	k.mu.changed.Broadcast()
 	k.mu.Unlock()
 	go func() {
 		defer k.cancel()
@@ -261,29 +265,29 @@ func (k *call) SetDeadline(t time.Time) error {
 func (k *call) SetReadDeadline(t time.Time) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.closed {
+	if k.mu.closed {
 		return net.ErrClosed
 	}
-	if k.timer != nil {
-		k.timer.Stop()
-		k.timer = nil
+	if k.mu.timer != nil {
+		k.mu.timer.Stop()
+		k.mu.timer = nil
 	}
-	k.until = t
+	k.mu.until = t
 	if wait := time.Until(t); !t.IsZero() && wait > 0 {
-		k.timer = time.AfterFunc(wait, func() {
+		k.mu.timer = time.AfterFunc(wait, func() {
 			k.mu.Lock()
 			defer k.mu.Unlock()
-			k.changed.Broadcast()
+			k.mu.changed.Broadcast()
 		})
 	}
-	k.changed.Broadcast()
+	k.mu.changed.Broadcast()
 	return nil
 }
 
 func (k *call) SetWriteDeadline(t time.Time) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.writeBy = t
+	k.mu.writeBy = t
 	return nil
 }
 

@@ -40,25 +40,28 @@ const (
 // on a connection; idle connections are kept and reused, and a stream that is
 // left early costs its connection. Safe for concurrent use.
 type Client struct {
-	mu      sync.Mutex
-	dial    Dialer        // replaced by MoveTo
-	secret  []byte        // replaced, never changed in place
-	held    chan struct{} // closed by Release; nil unless new requests wait
-	ended   notify.Change // a request let its connection go
-	idle    []idleConn    // the most recently used last
-	busy    map[*conn]struct{}
-	dialing int         // requests that wait for their connection
-	timer   *time.Timer // trims idle; nil when idle is empty
-	closed  bool
-	orphan  bool // by Outlive: its kernel may go, what waits here does not
+	young time.Duration // set before use
 
-	standing  sandbox.Standby // by Stand
-	following map[*events]struct{}
+	mu struct {
+		sync.Mutex
+		dial    Dialer        // replaced by MoveTo
+		secret  []byte        // replaced, never changed in place
+		held    chan struct{} // closed by Release; nil unless new requests wait
+		ended   notify.Change // a request let its connection go
+		idle    []idleConn    // the most recently used last
+		busy    map[*conn]struct{}
+		dialing int         // requests that wait for their connection
+		timer   *time.Timer // trims idle; nil when idle is empty
+		closed  bool
+		orphan  bool // by Outlive: its kernel may go, what waits here does not
 
-	young    time.Duration // set before use
-	silence  SilenceLimits
-	onSilent func(op string) // nil: nobody counts
-	onHeld   func()          // nil: nobody wakes it
+		standing  sandbox.Standby // by Stand
+		following map[*events]struct{}
+
+		silence  SilenceLimits
+		onSilent func(op string) // nil: nobody counts
+		onHeld   func()          // nil: nobody wakes it
+	}
 }
 
 // conn is one connection; proof is pending until the first answer.
@@ -84,7 +87,9 @@ type idleConn struct {
 
 // NewClient makes a client; it dials on first use.
 func NewClient(dial Dialer, secret []byte) *Client {
-	return &Client{dial: dial, secret: secret, busy: map[*conn]struct{}{}, following: map[*events]struct{}{}, silence: defaultSilenceLimits, young: young}
+	c := &Client{young: young}
+	c.mu.dial, c.mu.secret, c.mu.busy, c.mu.following, c.mu.silence = dial, secret, map[*conn]struct{}{}, map[*events]struct{}{}, defaultSilenceLimits
+	return c
 }
 
 // Container tells the guest which container it serves from now on.
@@ -118,12 +123,12 @@ func (c *Client) Retire() {
 }
 
 func (c *Client) retireLocked() {
-	c.closed = !c.orphan
-	if c.held != nil && c.closed {
-		close(c.held)
-		c.held = nil
+	c.mu.closed = !c.mu.orphan
+	if c.mu.held != nil && c.mu.closed {
+		close(c.mu.held)
+		c.mu.held = nil
 	}
-	for cn := range c.busy {
+	for cn := range c.mu.busy {
 		cn.Close()
 	}
 }
@@ -137,13 +142,13 @@ func (c *Client) CloseIdle() {
 }
 
 func (c *Client) dropIdleLocked() {
-	for _, i := range c.idle {
+	for _, i := range c.mu.idle {
 		i.Close()
 	}
-	c.idle = nil
-	if c.timer != nil {
-		c.timer.Stop()
-		c.timer = nil
+	c.mu.idle = nil
+	if c.mu.timer != nil {
+		c.mu.timer.Stop()
+		c.mu.timer = nil
 	}
 }
 
@@ -394,7 +399,7 @@ func (c *Client) takeNow(ctx context.Context, op string, fresh bool) (*conn, err
 	}
 	c.mu.Lock()
 	for c.heldFrom(op) {
-		held, wake := c.held, c.onHeld
+		held, wake := c.mu.held, c.mu.onHeld
 		c.mu.Unlock()
 		if wake != nil && fresh && wakes(op) {
 			wake()
@@ -406,37 +411,37 @@ func (c *Client) takeNow(ctx context.Context, op string, fresh bool) (*conn, err
 		}
 		c.mu.Lock()
 	}
-	for len(c.idle) > 0 && !c.closed {
-		cn := c.idle[len(c.idle)-1].conn
-		c.idle = c.idle[:len(c.idle)-1]
+	for len(c.mu.idle) > 0 && !c.mu.closed {
+		cn := c.mu.idle[len(c.mu.idle)-1].conn
+		c.mu.idle = c.mu.idle[:len(c.mu.idle)-1]
 		if !open(cn.Conn.Conn) {
 			cn.Close()
 			continue
 		}
 		cn.reused, cn.endless, cn.start = true, endless(op), startOf(op)
-		c.busy[cn] = struct{}{}
+		c.mu.busy[cn] = struct{}{}
 		c.mu.Unlock()
 		return cn, nil
 	}
-	if c.closed {
+	if c.mu.closed {
 		c.mu.Unlock()
 		return nil, net.ErrClosed
 	}
-	c.dialing++
-	cn := &conn{secret: c.secret, endless: endless(op), start: startOf(op)}
-	dial := c.dial
+	c.mu.dialing++
+	cn := &conn{secret: c.mu.secret, endless: endless(op), start: startOf(op)}
+	dial := c.mu.dial
 	c.mu.Unlock()
 	dctx, cancel := context.WithTimeout(ctx, dialFor)
 	nc, err := dial(dctx)
 	cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.dialing--
+	c.mu.dialing--
 	c.oneEndedLocked()
 	if err != nil {
 		return nil, err
 	}
-	if c.closed {
+	if c.mu.closed {
 		nc.Close()
 		return nil, net.ErrClosed
 	}
@@ -445,31 +450,31 @@ func (c *Client) takeNow(ctx context.Context, op string, fresh bool) (*conn, err
 		return nil, nil
 	}
 	cn.Conn = wire.NewConn(nc)
-	c.busy[cn] = struct{}{}
+	c.mu.busy[cn] = struct{}{}
 	return cn, nil
 }
 
 // heldFrom says whether a request must wait; the rekey is what others wait for.
-func (c *Client) heldFrom(op string) bool { return c.held != nil && op != wire.OpRekey }
+func (c *Client) heldFrom(op string) bool { return c.mu.held != nil && op != wire.OpRekey }
 
 // oneEndedLocked wakes Park.
 func (c *Client) oneEndedLocked() {
-	c.ended.Tell()
+	c.mu.ended.Tell()
 }
 
 // put keeps a connection that is in step and closes any other.
 func (c *Client) put(cn *conn, inStep bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.busy, cn)
+	delete(c.mu.busy, cn)
 	defer c.oneEndedLocked()
-	if !inStep || c.closed || cn.cut || len(c.idle) >= maxIdle {
+	if !inStep || c.mu.closed || cn.cut || len(c.mu.idle) >= maxIdle {
 		cn.Close()
 		return
 	}
-	c.idle = append(c.idle, idleConn{cn, time.Now()})
-	if c.timer == nil {
-		c.timer = time.AfterFunc(idleFor, c.trim)
+	c.mu.idle = append(c.mu.idle, idleConn{cn, time.Now()})
+	if c.mu.timer == nil {
+		c.mu.timer = time.AfterFunc(idleFor, c.trim)
 	}
 }
 
@@ -480,16 +485,16 @@ func (c *Client) trim() {
 	// Two stay in all: a dial costs two of the ten milliseconds that a kernel fresh
 	// from its pool has for an attach, and who watches for the end of its init takes
 	// one away from the call that comes next.
-	keep := max(1, 2-len(c.busy))
+	keep := max(1, 2-len(c.mu.busy))
 	n := 0
-	for n < len(c.idle)-keep && time.Since(c.idle[n].since) >= idleFor {
-		c.idle[n].Close()
+	for n < len(c.mu.idle)-keep && time.Since(c.mu.idle[n].since) >= idleFor {
+		c.mu.idle[n].Close()
 		n++
 	}
-	c.idle = append(c.idle[:0], c.idle[n:]...)
-	c.timer = nil
-	if len(c.idle) > keep && !c.closed {
-		c.timer = time.AfterFunc(idleFor-time.Since(c.idle[0].since), c.trim)
+	c.mu.idle = append(c.mu.idle[:0], c.mu.idle[n:]...)
+	c.mu.timer = nil
+	if len(c.mu.idle) > keep && !c.mu.closed {
+		c.mu.timer = time.AfterFunc(idleFor-time.Since(c.mu.idle[0].since), c.trim)
 	}
 }
 

@@ -25,8 +25,8 @@ const (
 func (c *Client) Hold() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.held == nil {
-		c.held = make(chan struct{})
+	if c.mu.held == nil {
+		c.mu.held = make(chan struct{})
 	}
 }
 
@@ -36,7 +36,7 @@ func (c *Client) Hold() {
 func (c *Client) OnHeld(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.onHeld = f
+	c.mu.onHeld = f
 }
 
 // wakes says that a request is one that a sandbox wakes for: all that its users
@@ -66,9 +66,9 @@ func (c *Client) Settle(ctx context.Context) error {
 func (c *Client) Release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.held != nil {
-		close(c.held)
-		c.held = nil
+	if c.mu.held != nil {
+		close(c.mu.held)
+		c.mu.held = nil
 	}
 }
 
@@ -84,10 +84,10 @@ func (c *Client) Park(ctx context.Context) error {
 		return sandbox.Errorf(sandbox.Canceled, "guest.park", "%w", err)
 	}
 	c.mu.Lock()
-	idle := c.idle
-	c.idle = nil
+	idle := c.mu.idle
+	c.mu.idle = nil
 	c.cutLocked()
-	for cn := range c.busy {
+	for cn := range c.mu.busy {
 		hangUp(cn.Conn.Conn)
 	}
 	c.mu.Unlock()
@@ -104,7 +104,7 @@ func (c *Client) Park(ctx context.Context) error {
 	late := time.After(time.Until(deadline))
 	for { // a busy connection is read by its request
 		c.mu.Lock()
-		wait, left := c.ended.Next(), len(c.busy)
+		wait, left := c.mu.ended.Next(), len(c.mu.busy)
 		c.mu.Unlock()
 		if left == 0 {
 			return nil
@@ -122,7 +122,7 @@ func (c *Client) Park(ctx context.Context) error {
 func (c *Client) settle(ctx context.Context, young time.Duration) error {
 	c.mu.Lock()
 	patience := parkGrace
-	if c.held != nil {
+	if c.mu.held != nil {
 		patience = 0 // paused: nothing ends by itself
 	}
 	c.mu.Unlock()
@@ -131,9 +131,9 @@ func (c *Client) settle(ctx context.Context, young time.Duration) error {
 	defer cancel()
 	for {
 		c.mu.Lock()
-		wait, short := c.ended.Next(), c.dialing
+		wait, short := c.mu.ended.Next(), c.mu.dialing
 		var grown <-chan time.Time // nil: none is young
-		for cn := range c.busy {
+		for cn := range c.mu.busy {
 			age := young
 			if !cn.start.IsZero() {
 				age = time.Since(cn.start)
@@ -164,7 +164,7 @@ func (c *Client) settle(ctx context.Context, young time.Duration) error {
 // cutLocked says that the requests under way are about to lose their
 // connections and not to be over for it.
 func (c *Client) cutLocked() {
-	for cn := range c.busy {
+	for cn := range c.mu.busy {
 		cn.cut = true
 	}
 }
@@ -174,20 +174,20 @@ func (c *Client) cutLocked() {
 func (c *Client) Outlive() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.orphan = true
+	c.mu.orphan = true
 }
 
 // MoveTo makes c a client of the guest that to is one of, and ends to. What
 // Park cut off goes on there: it is the same guest, restored.
 func (c *Client) MoveTo(to *Client) {
 	to.mu.Lock()
-	dial, secret, idle := to.dial, to.secret, to.idle
-	to.idle = nil
+	dial, secret, idle := to.mu.dial, to.mu.secret, to.mu.idle
+	to.mu.idle = nil
 	to.mu.Unlock()
 	to.Close()
 	c.mu.Lock()
-	c.dial, c.secret, c.orphan, c.closed = dial, secret, false, false
-	c.idle = append(c.idle, idle...)
+	c.mu.dial, c.mu.secret, c.mu.orphan, c.mu.closed = dial, secret, false, false
+	c.mu.idle = append(c.mu.idle, idle...)
 	c.mu.Unlock()
 	c.Release()
 }
@@ -195,7 +195,7 @@ func (c *Client) MoveTo(to *Client) {
 // Abandon ends what Outlive kept waiting.
 func (c *Client) Abandon() {
 	c.mu.Lock()
-	c.orphan = false
+	c.mu.orphan = false
 	c.mu.Unlock()
 	c.Close()
 }
@@ -209,7 +209,7 @@ func (c *Client) wasCut(cn *conn, err error) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return cn.cut && !c.closed
+	return cn.cut && !c.mu.closed
 }
 
 // hangUp ends our half of a connection, upon which the kernel ends the other.
@@ -275,7 +275,7 @@ func (c *Client) RekeyForNobody(ctx context.Context, secret []byte, ct Container
 
 func (c *Client) rekey(ctx context.Context, r wire.Req) error {
 	c.mu.Lock()
-	held := c.held != nil
+	held := c.mu.held != nil
 	c.mu.Unlock()
 	if !held { // who held it releases it
 		defer c.Release()
@@ -285,9 +285,9 @@ func (c *Client) rekey(ctx context.Context, r wire.Req) error {
 	}
 	c.mu.Lock()
 	c.cutLocked()
-	for len(c.idle) > 1 {
-		c.idle[0].Close()
-		c.idle = c.idle[1:]
+	for len(c.mu.idle) > 1 {
+		c.mu.idle[0].Close()
+		c.mu.idle = c.mu.idle[1:]
 	}
 	c.mu.Unlock()
 	r.Op = wire.OpRekey
@@ -296,7 +296,7 @@ func (c *Client) rekey(ctx context.Context, r wire.Req) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.secret = r.Secret
+	c.mu.secret = r.Secret
 	return nil
 }
 

@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"encoding/json"
+	"sync"
 
 	"github.com/cove-sandbox/cove/guest/wire"
 	"github.com/cove-sandbox/cove/sandbox"
@@ -36,7 +37,12 @@ type events struct {
 	started string // its exec id; "" before Started
 	next    int64  // offset behind what was handed on; meaningful once more is set
 	more    bool
-	told    told
+
+	mu struct { // also keeps calls of the sink apart
+		sync.Mutex
+		standing sandbox.Standby // that it was told last
+		left     bool
+	}
 }
 
 // resume is what to ask for after the connection was cut: the rest.

@@ -15,18 +15,21 @@ type sender struct {
 	parts [][]byte // of the content, in order
 	done  chan error
 
-	mu      sync.Mutex
-	changed *sync.Cond
-	window  int // bytes that may still be sent before the guest takes more
-	ended   bool
+	mu struct {
+		sync.Mutex
+		changed *sync.Cond
+		window  int // bytes that may still be sent before the guest takes more
+		ended   bool
+	}
 }
 
 var errEnded = errors.New("the answer ended before the request")
 
 // newSender queues the header.
 func newSender(conn *wire.Conn, r wire.Req, content []byte) (*sender, error) {
-	s := &sender{conn: conn, parts: [][]byte{content}, done: make(chan error, 1), window: wire.Window}
-	s.changed = sync.NewCond(&s.mu)
+	s := &sender{conn: conn, parts: [][]byte{content}, done: make(chan error, 1)}
+	s.mu.window = wire.Window
+	s.mu.changed = sync.NewCond(&s.mu)
 	r.Content = int64(len(content))
 	h, err := json.Marshal(r)
 	if err != nil {
@@ -84,26 +87,26 @@ func (s *sender) send() error {
 func (s *sender) take(n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.window < n && !s.ended {
-		s.changed.Wait()
+	for s.mu.window < n && !s.mu.ended {
+		s.mu.changed.Wait()
 	}
-	s.window -= n
-	return !s.ended
+	s.mu.window -= n
+	return !s.mu.ended
 }
 
 // credit says that the guest has taken n bytes.
 func (s *sender) credit(n int) {
 	s.mu.Lock()
-	s.window += n
+	s.mu.window += n
 	s.mu.Unlock()
-	s.changed.Signal()
+	s.mu.changed.Signal()
 }
 
 // finish waits for the sender; nothing is sent any more once it returns.
 func (s *sender) finish() error {
 	s.mu.Lock()
-	s.ended = true
+	s.mu.ended = true
 	s.mu.Unlock()
-	s.changed.Signal()
+	s.mu.changed.Signal()
 	return <-s.done
 }

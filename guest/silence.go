@@ -39,7 +39,7 @@ var errDeaf = &sandbox.Error{Class: sandbox.Unavailable, Msg: "the guest does no
 func (c *Client) SetSilenceLimits(d SilenceLimits) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.silence = d
+	c.mu.silence = d
 }
 
 // OnSilent has f called, with the request's name, each time that a request was
@@ -47,7 +47,7 @@ func (c *Client) SetSilenceLimits(d SilenceLimits) {
 func (c *Client) OnSilent(f func(op string)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.onSilent = f
+	c.mu.onSilent = f
 }
 
 // watched says which requests have their silence looked into. A rekey is not
@@ -72,9 +72,11 @@ type watch struct {
 	op  string
 	ctx context.Context
 
-	mu    sync.Mutex
-	timer *time.Timer
-	over  bool
+	mu struct {
+		sync.Mutex
+		timer *time.Timer
+		over  bool
+	}
 
 	// Of look, which runs once at a time.
 	limits SilenceLimits
@@ -89,28 +91,28 @@ func (c *Client) watch(ctx context.Context, cn *conn, op string) (over func()) {
 		return func() {}
 	}
 	c.mu.Lock()
-	d := c.silence
+	d := c.mu.silence
 	c.mu.Unlock()
 	w := &watch{c: c, cn: cn, op: op, ctx: ctx, limits: d, wait: d.Silence, heard: cn.Progress().Received}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.timer = time.AfterFunc(w.wait, w.look)
+	w.mu.timer = time.AfterFunc(w.wait, w.look)
 	return w.end
 }
 
 func (w *watch) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.over = true
-	w.timer.Stop()
+	w.mu.over = true
+	w.mu.timer.Stop()
 }
 
 // again looks later.
 func (w *watch) again(wait time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.wait = wait; !w.over {
-		w.timer.Reset(wait)
+	if w.wait = wait; !w.mu.over {
+		w.mu.timer.Reset(wait)
 	}
 }
 
@@ -176,12 +178,12 @@ func (w *watch) lost() (bool, error) {
 func (w *watch) giveUp(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.over {
+	if w.mu.over {
 		return
 	}
 	w.c.mu.Lock()
-	count := w.c.onSilent
-	if cut := w.cn.cut || w.c.closed; cut {
+	count := w.c.mu.onSilent
+	if cut := w.cn.cut || w.c.mu.closed; cut {
 		w.c.mu.Unlock()
 		return
 	}
@@ -203,5 +205,5 @@ func (c *Client) gaveUp(cn *conn) (lost bool, failed error) {
 func (c *Client) isHeld() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.held != nil
+	return c.mu.held != nil
 }

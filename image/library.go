@@ -46,12 +46,14 @@ type Library struct {
 	log       *slog.Logger
 	limits    Limits
 	packings  packings
+	ctx       context.Context
+	cancel    context.CancelCauseFunc // ends every operation under way
+	ops       sync.WaitGroup          // added to under mu, never once it is closed
 
-	mu     sync.Mutex
-	closed bool
-	cancel context.CancelCauseFunc // ends every operation under way
-	ctx    context.Context
-	ops    sync.WaitGroup
+	mu struct {
+		sync.Mutex
+		closed bool
+	}
 }
 
 var errClosed = errors.New("the image library is closed")
@@ -124,7 +126,7 @@ func (l *Library) tmpDir() string     { return filepath.Join(l.dir, "tmp") }
 func (l *Library) begin(ctx context.Context) (_ context.Context, done func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.mu.closed {
 		return nil, nil, &sandbox.Error{Class: sandbox.Unavailable, Err: errClosed}
 	}
 	l.ops.Add(1)
@@ -140,7 +142,7 @@ func (l *Library) begin(ctx context.Context) (_ context.Context, done func(), er
 // Close ends operations under way and waits for them to have cleaned up.
 func (l *Library) Close() error {
 	l.mu.Lock()
-	l.closed = true
+	l.mu.closed = true
 	l.mu.Unlock()
 	l.cancel(errClosed)
 	l.ops.Wait()

@@ -13,10 +13,13 @@ const reportEvery = 2 * mib
 // reporter turns bytes counted by several goroutines into ordered reports; the
 // receiver is never called twice at once.
 type reporter struct {
-	mu       sync.Mutex
-	send     func(sandbox.Progress)
-	now      sandbox.Progress
-	reported int64
+	send func(sandbox.Progress) // called under mu
+
+	mu struct {
+		sync.Mutex
+		now      sandbox.Progress
+		reported int64
+	}
 }
 
 func newReporter(send func(sandbox.Progress)) *reporter {
@@ -30,18 +33,18 @@ func newReporter(send func(sandbox.Progress)) *reporter {
 func (r *reporter) step(name string, done, total int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.now = sandbox.Progress{Step: name, Done: done, Total: total}
-	r.reported = done
-	r.send(r.now)
+	r.mu.now = sandbox.Progress{Step: name, Done: done, Total: total}
+	r.mu.reported = done
+	r.send(r.mu.now)
 }
 
 // add counts bytes of the current step; negative when work is thrown away.
 func (r *reporter) add(n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.now.Done += n
-	if d := r.now.Done - r.reported; d >= reportEvery || d < 0 || r.now.Done == r.now.Total {
-		r.reported = r.now.Done
-		r.send(r.now)
+	r.mu.now.Done += n
+	if d := r.mu.now.Done - r.mu.reported; d >= reportEvery || d < 0 || r.mu.now.Done == r.mu.now.Total {
+		r.mu.reported = r.mu.now.Done
+		r.send(r.mu.now)
 	}
 }

@@ -186,7 +186,7 @@ func (b *build) layer(key string, under, top *erofs.Node, notes Notes) (_ v1.Lay
 		return f, p, asError(b.ctx, "image.push", err) // a full disk is no answer of the registry
 	}}
 	if l.packing, err = b.lib.packings.of(key, func() (p packing, err error) {
-		l.f, p, err = l.pack()
+		l.mu.f, p, err = l.pack()
 		return p, err
 	}); err != nil {
 		return nil, err
@@ -269,8 +269,10 @@ type packedLayer struct {
 	packing
 	pack func() (*os.File, packing, error)
 
-	mu sync.Mutex
-	f  *os.File // nil = not packed yet
+	mu struct {
+		sync.Mutex
+		f *os.File // nil = not packed yet
+	}
 }
 
 func (l *packedLayer) Digest() (v1.Hash, error)            { return l.packed, nil }
@@ -281,7 +283,7 @@ func (l *packedLayer) MediaType() (types.MediaType, error) { return types.OCILay
 func (l *packedLayer) Compressed() (io.ReadCloser, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.f == nil {
+	if l.mu.f == nil {
 		f, p, err := l.pack()
 		if err != nil {
 			return nil, err
@@ -289,9 +291,9 @@ func (l *packedLayer) Compressed() (io.ReadCloser, error) {
 		if p != l.packing {
 			return nil, corrupt("layer %s was packed as %s this time", l.packed, p.packed)
 		}
-		l.f = f
+		l.mu.f = f
 	}
-	return io.NopCloser(io.NewSectionReader(l.f, 0, l.size)), nil
+	return io.NopCloser(io.NewSectionReader(l.mu.f, 0, l.size)), nil
 }
 
 func (l *packedLayer) Uncompressed() (io.ReadCloser, error) {

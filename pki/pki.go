@@ -54,10 +54,12 @@ type InstallationCA struct {
 	dir   string
 	clock func() time.Time
 
-	mu      sync.RWMutex
-	cert    *x509.Certificate
-	key     crypto.Signer
-	trusted []*x509.Certificate // cert first, then those before it that have not ended
+	mu struct {
+		sync.RWMutex
+		cert    *x509.Certificate
+		key     crypto.Signer
+		trusted []*x509.Certificate // cert first, then those before it that have not ended
+	}
 }
 
 const (
@@ -111,7 +113,7 @@ func (a *InstallationCA) load() error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.cert, a.key, a.trusted = certs[0], key, a.still(certs)
+	a.mu.cert, a.mu.key, a.mu.trusted = certs[0], key, a.still(certs)
 	return nil
 }
 
@@ -155,7 +157,7 @@ func (a *InstallationCA) Roll() error {
 	if err != nil {
 		return err
 	}
-	trusted := a.still(append([]*x509.Certificate{cert}, a.trusted...))
+	trusted := a.still(append([]*x509.Certificate{cert}, a.mu.trusted...))
 	var certs bytes.Buffer
 	for _, c := range trusted {
 		_ = pem.Encode(&certs, &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})
@@ -168,7 +170,7 @@ func (a *InstallationCA) Roll() error {
 	if err := writeFile(a.path(certFile), certs.Bytes(), 0o644); err != nil {
 		return err
 	}
-	a.cert, a.key, a.trusted = cert, key, trusted
+	a.mu.cert, a.mu.key, a.mu.trusted = cert, key, trusted
 	return nil
 }
 
@@ -177,7 +179,7 @@ func (a *InstallationCA) Pool() *x509.CertPool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	pool := x509.NewCertPool()
-	for _, c := range a.trusted {
+	for _, c := range a.mu.trusted {
 		pool.AddCert(c)
 	}
 	return pool
@@ -188,7 +190,7 @@ func (a *InstallationCA) Pool() *x509.CertPool {
 func (a *InstallationCA) Fingerprint() string {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	return Fingerprint(a.cert)
+	return Fingerprint(a.mu.cert)
 }
 
 // Fingerprint of a certificate: "AB:CD:…".
@@ -232,7 +234,7 @@ func (a *InstallationCA) Issue(kind Kind, name string, hosts ...string) (tls.Cer
 			tmpl.DNSNames = append(tmpl.DNSNames, h)
 		}
 	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, key.Public(), a.key)
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.mu.cert, key.Public(), a.mu.key)
 	if err != nil {
 		return tls.Certificate{}, err
 	}

@@ -154,8 +154,8 @@ func TestRoll(t *testing.T) {
 	}
 	c.now = c.now.Add(2 * time.Hour)
 	a = open(t, dir, c)
-	if len(a.trusted) != 1 {
-		t.Errorf("%d are trusted, two of them have ended", len(a.trusted))
+	if len(a.mu.trusted) != 1 {
+		t.Errorf("%d are trusted, two of them have ended", len(a.mu.trusted))
 	}
 }
 

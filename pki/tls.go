@@ -16,8 +16,10 @@ type Renewing struct {
 	issue func() (tls.Certificate, error)
 	clock func() time.Time
 
-	mu      sync.Mutex
-	current *tls.Certificate
+	mu struct {
+		sync.Mutex
+		current *tls.Certificate
+	}
 }
 
 // Renewing issues now and again when it is time.
@@ -30,7 +32,7 @@ func (a *InstallationCA) Renewing(kind Kind, name string, hosts ...string) (*Ren
 func (r *Renewing) get() (*tls.Certificate, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if c := r.current; c != nil {
+	if c := r.mu.current; c != nil {
 		life := c.Leaf.NotAfter.Sub(c.Leaf.NotBefore)
 		if r.clock().Before(c.Leaf.NotBefore.Add(life * 2 / 3)) {
 			return c, nil
@@ -38,13 +40,13 @@ func (r *Renewing) get() (*tls.Certificate, error) {
 	}
 	c, err := r.issue()
 	if err != nil {
-		if r.current != nil && r.clock().Before(r.current.Leaf.NotAfter) {
-			return r.current, nil // still good, and the next connection tries again
+		if r.mu.current != nil && r.clock().Before(r.mu.current.Leaf.NotAfter) {
+			return r.mu.current, nil // still good, and the next connection tries again
 		}
 		return nil, err
 	}
-	r.current = &c
-	return r.current, nil
+	r.mu.current = &c
+	return r.mu.current, nil
 }
 
 // ServerTLS is for a listener that anybody may connect to: TLS 1.3 and a
@@ -98,10 +100,12 @@ type Files struct {
 	cert, key string
 	clock     func() time.Time
 
-	mu      sync.Mutex
-	current *tls.Certificate
-	stamp   [2]time.Time
-	looked  time.Time
+	mu struct {
+		sync.Mutex
+		current *tls.Certificate
+		stamp   [2]time.Time
+		looked  time.Time
+	}
 }
 
 // lookEvery is how often files are looked at.
@@ -130,10 +134,10 @@ func (f *Files) get() (*tls.Certificate, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.clock()
-	if f.current != nil && now.Sub(f.looked) < lookEvery && !now.Before(f.looked) {
-		return f.current, nil
+	if f.mu.current != nil && now.Sub(f.mu.looked) < lookEvery && !now.Before(f.mu.looked) {
+		return f.mu.current, nil
 	}
-	f.looked = now
+	f.mu.looked = now
 	var stamp [2]time.Time
 	for i, name := range []string{f.cert, f.key} {
 		info, err := os.Stat(name)
@@ -142,20 +146,20 @@ func (f *Files) get() (*tls.Certificate, error) {
 		}
 		stamp[i] = info.ModTime()
 	}
-	if f.current != nil && stamp == f.stamp {
-		return f.current, nil
+	if f.mu.current != nil && stamp == f.mu.stamp {
+		return f.mu.current, nil
 	}
 	c, err := tls.LoadX509KeyPair(f.cert, f.key)
 	if err != nil { // half replaced, perhaps: the old one goes on
 		return f.orOld(&sandbox.Error{Class: sandbox.Invalid, Op: "pki", Field: "tls-cert", Msg: "the certificate and its key do not read or do not fit", Err: err})
 	}
-	f.current, f.stamp = &c, stamp
-	return f.current, nil
+	f.mu.current, f.mu.stamp = &c, stamp
+	return f.mu.current, nil
 }
 
 func (f *Files) orOld(err error) (*tls.Certificate, error) {
-	if f.current != nil {
-		return f.current, nil
+	if f.mu.current != nil {
+		return f.mu.current, nil
 	}
 	return nil, err
 }

@@ -92,13 +92,13 @@ type ReplayStatus struct {
 	Misses    []ReplayMiss `json:"misses,omitempty"` // the last ones, oldest first
 }
 
-// Taped says whether requests go through a recording.
-func (n Network) Taped() bool { return n.Record != nil || n.Replay != nil }
+// UsesRecording says whether requests go through a recording.
+func (n Network) UsesRecording() bool { return n.Record != nil || n.Replay != nil }
 
 // Intercepted says whether requests of a sandbox are looked into, and so whether it
 // must trust an authority.
 func (s Spec) Intercepted() bool {
-	return len(s.Secrets) > 0 || len(s.Network.Headers) > 0 || s.Network.Taped()
+	return len(s.Secrets) > 0 || len(s.Network.Headers) > 0 || s.Network.UsesRecording()
 }
 
 // WithAuthority is the spec of a sandbox with the authority it is to trust, if

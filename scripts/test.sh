@@ -21,10 +21,17 @@ step() { # NAME COMMAND...
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then as_root=(sudo env "PATH=$PATH" "HOME=$HOME" "CGO_ENABLED=0" "GOFLAGS=${GOFLAGS:-}" "COVE_SOAK=${COVE_SOAK:-}"); fi
 
+# Their output is long: what failed is said once more in the summary.
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+go_tests() {
+  # shellcheck disable=SC2086
+  "${as_root[@]}" go test -p 2 -timeout 30m $PKG 2>&1 | tee "$log"
+}
+
 if [[ $what == *go* ]]; then
   # Two packages at a time: timings and kernels share the machine.
-  # shellcheck disable=SC2086
-  step "Go: unit and integration on real gVisor" "${as_root[@]}" go test -p 2 -timeout 30m $PKG
+  step "Go: unit and integration on real gVisor" go_tests
 fi
 if [[ $what == *docs* ]]; then
   step "make start, stop and down" "${as_root[@]}" scripts/start_test.sh
@@ -52,4 +59,7 @@ fi
 
 printf '\n=== summary\n'
 for i in "${!names[@]}"; do printf '  %-8s %4d s   %s\n' "${results[$i]}" "${times[$i]}" "${names[$i]}"; done
+if [ $failed -ne 0 ]; then
+  grep -E -A 3 '^ *--- FAIL|^panic:|^FAIL' "$log" | grep -v 'level=' | cut -c -400 | tail -n 60
+fi
 exit $failed

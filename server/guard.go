@@ -27,7 +27,7 @@ type guard struct {
 
 func newGuard(n node.Node, st store.Store) *guard {
 	g := &guard{node: n, store: st}
-	g.owners.of = map[string]string{}
+	g.owners.mu.of = map[string]string{}
 	return g
 }
 
@@ -35,8 +35,10 @@ func newGuard(n node.Node, st store.Store) *guard {
 // costs a map look-up. It is emptied when it is full: those in use are back with
 // one query each.
 type ownerBook struct {
-	mu sync.RWMutex
-	of map[string]string // sandbox id → tenant
+	mu struct {
+		sync.RWMutex
+		of map[string]string // sandbox id → tenant
+	}
 }
 
 const maxOwners = 100_000
@@ -44,16 +46,16 @@ const maxOwners = 100_000
 func (b *ownerBook) get(id string) string {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	return b.of[id]
+	return b.mu.of[id]
 }
 
 func (b *ownerBook) put(id, tenant string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.of) >= maxOwners {
-		clear(b.of)
+	if len(b.mu.of) >= maxOwners {
+		clear(b.mu.of)
 	}
-	b.of[id] = tenant
+	b.mu.of[id] = tenant
 }
 
 // may is nil if the sandbox is in the scope of ctx.

@@ -395,7 +395,7 @@ func (s *Server) makeOnce(ctx context.Context, b plan, idem store.Idempotency) (
 		sb.ExpiresAt = now.Add(b.spec.Timeout)
 	}
 	var err error
-	if sb.Spec.Network, err = s.tapeOf(ctx, "spec.network", sb.ID, sb.Spec.Network); err != nil {
+	if sb.Spec.Network, err = s.resolveRecordings(ctx, "spec.network", sb.ID, sb.Spec.Network); err != nil {
 		return sandbox.Sandbox{}, 0, err
 	}
 	defer s.creates.begin(sb.ID)()

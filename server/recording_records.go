@@ -129,10 +129,10 @@ func (s *Server) recordingBytes(ctx context.Context) (n int64, err error) {
 	return n, err
 }
 
-// tapeOf completes what a new network of a sandbox says of recordings: the one to
+// resolveRecordings completes what a new network of a sandbox says of recordings: the one to
 // be made has an id and a record from here on, which giveUpRecording takes back;
 // the one to be replayed is named by its id.
-func (s *Server) tapeOf(ctx context.Context, field, box string, n sandbox.Network) (sandbox.Network, error) {
+func (s *Server) resolveRecordings(ctx context.Context, field, box string, n sandbox.Network) (sandbox.Network, error) {
 	if r := n.Replay; r != nil {
 		if _, err := s.recordings(); err != nil {
 			return n, err
@@ -162,7 +162,7 @@ func (s *Server) tapeOf(ctx context.Context, field, box string, n sandbox.Networ
 	return n, nil
 }
 
-// changeRecording is tapeOf for a sandbox that runs: a recording under way goes on if
+// changeRecording is resolveRecordings for a sandbox that runs: a recording under way goes on if
 // the new network names it. begun says that another one was.
 func (s *Server) changeRecording(ctx context.Context, id string, n sandbox.Network) (_ sandbox.Network, begun bool, err error) {
 	if n.Record != nil {
@@ -176,7 +176,7 @@ func (s *Server) changeRecording(ctx context.Context, id string, n sandbox.Netwo
 			return n, false, nil
 		}
 	}
-	n, err = s.tapeOf(ctx, "network", id, n)
+	n, err = s.resolveRecordings(ctx, "network", id, n)
 	return n, err == nil && n.Record != nil, err
 }
 

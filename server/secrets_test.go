@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -230,6 +231,43 @@ func TestSecretsByRole(t *testing.T) {
 	}
 }
 
+// Labels stay until others are given or they are cleared; the version is the value's alone.
+func TestLabelsAndVersionOfASecret(t *testing.T) {
+	w := newWorld(t)
+	const value = "sk-value-0123456789"
+	w.addSecret(&covev1.CreateSecretRequest{Name: "api", Value: value, Hosts: []string{"api.test"}, Labels: map[string]string{"team": "rl"}})
+	rl, eval := map[string]string{"team": "rl"}, map[string]string{"team": "eval"}
+	for _, step := range []struct {
+		name    string
+		change  *covev1.UpdateSecretRequest
+		labels  map[string]string
+		version int64
+	}{
+		{"as made", nil, rl, 1},
+		{"a new value", &covev1.UpdateSecretRequest{Value: new("sk-next-0123456789")}, rl, 2},
+		{"the same again", &covev1.UpdateSecretRequest{Value: new("sk-next-0123456789")}, rl, 3},
+		{"other labels", &covev1.UpdateSecretRequest{Labels: eval}, eval, 3},
+		{"cleared for others", &covev1.UpdateSecretRequest{Labels: rl, ClearLabels: true}, rl, 3},
+		{"something else", &covev1.UpdateSecretRequest{Body: new(true)}, rl, 3},
+		{"cleared", &covev1.UpdateSecretRequest{ClearLabels: true}, nil, 3},
+	} {
+		if step.change != nil {
+			step.change.Name = "api"
+			up, err := w.client.Secrets.Update(t.Context(), connect.NewRequest(step.change))
+			if err != nil || !maps.Equal(up.Msg.Secret.Labels, step.labels) || up.Msg.Secret.Version != step.version {
+				t.Errorf("%s: %v, %v", step.name, up, err)
+			}
+		}
+		list, err := w.client.Secrets.List(t.Context(), connect.NewRequest(&covev1.ListSecretsRequest{}))
+		if err != nil || !maps.Equal(list.Msg.Secrets[0].Labels, step.labels) || list.Msg.Secrets[0].Version != step.version {
+			t.Errorf("%s, listed: %v, %v", step.name, list, err)
+		}
+	}
+	if w.onNode("api") != "sk-next-0123456789" {
+		t.Errorf("on the node %q", w.onNode("api"))
+	}
+}
+
 func secretScenarios() (list []scenario) {
 	create := func(change func(*covev1.CreateSecretRequest)) func(context.Context, *world) error {
 		return func(ctx context.Context, w *world) error {
@@ -274,6 +312,7 @@ func secretScenarios() (list []scenario) {
 		{"Secrets/Create", "format", create(func(m *covev1.CreateSecretRequest) { m.Header, m.Format = "X", "no place" }), invalid, "format", "{}"},
 		{"Secrets/Create", "value", create(func(m *covev1.CreateSecretRequest) { m.Value = "short" }), invalid, "value", "8"},
 		{"Secrets/Create", "placeholder", create(func(m *covev1.CreateSecretRequest) { m.Placeholder = "short" }), invalid, "placeholder", "16"},
+		{"Secrets/Create", "labels", create(func(m *covev1.CreateSecretRequest) { m.Labels = map[string]string{"a b": "c"} }), invalid, "labels", "a b"},
 		{"Secrets/List", "good", func(ctx context.Context, w *world) error {
 			_, err := w.client.Secrets.List(ctx, connect.NewRequest(&covev1.ListSecretsRequest{}))
 			return err
@@ -282,6 +321,7 @@ func secretScenarios() (list []scenario) {
 		{"Secrets/Update", "unknown", update(&covev1.UpdateSecretRequest{Name: "apj"}), notFound, "name", "did you mean 'api'?"},
 		{"Secrets/Update", "host", update(&covev1.UpdateSecretRequest{Name: "api", Hosts: []string{"10.0.0.1"}}), invalid, "hosts[0]", "address"},
 		{"Secrets/Update", "name", update(&covev1.UpdateSecretRequest{Name: "!"}), invalid, "name", ""},
+		{"Secrets/Update", "labels", update(&covev1.UpdateSecretRequest{Name: "api", Labels: map[string]string{"a": "\x00"}}), invalid, "labels", "control"},
 		{"Secrets/Delete", "good", remove("api"), nil, "", ""},
 		{"Secrets/Delete", "unknown", remove("nothing"), notFound, "name", ""},
 		{"Secrets/Delete", "name", remove(""), invalid, "name", ""},

@@ -60,7 +60,7 @@ type SizedTemplate struct {
 	Size int64
 }
 
-// GetTemplate finds a version by "name" (the newest) or "name@version".
+// GetTemplate finds a version by "name" (the newest), "name@version" or "name:tag".
 func (s *Server) GetTemplate(ctx context.Context, ref string) (tpl SizedTemplate, err error) {
 	ctx, call, err := s.begin(ctx, "template.get", about("name", ref))
 	if err != nil {
@@ -163,8 +163,10 @@ func (s *Server) TagTemplate(ctx context.Context, ref string, tags []string) (tp
 	if err != nil {
 		return tpl, err
 	}
-	if len(found.Tags)+len(tags) > maxTags {
-		return tpl, sandbox.InvalidField("tags", "the version would have %d tags; at most %d are accepted", len(found.Tags)+len(tags), maxTags)
+	then := slices.Concat(found.Tags, tags)
+	slices.Sort(then)
+	if n := len(slices.Compact(then)); n > maxTags {
+		return tpl, sandbox.InvalidField("tags", "the version would have %d tags; at most %d are accepted", n, maxTags)
 	}
 	if err := s.store.TagTemplate(ctx, found.Name, found.Version, tags); err != nil {
 		return tpl, err

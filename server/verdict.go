@@ -204,8 +204,8 @@ type keptLog struct {
 }
 
 func (l *keptLog) add(b []byte) {
-	if room := logHead - len(l.head); room > 0 {
-		n := min(room, len(b))
+	if free := logHead - len(l.head); free > 0 {
+		n := min(free, len(b))
 		l.head, b = append(l.head, b[:n]...), b[n:]
 	}
 	l.tail = append(l.tail, b...)

@@ -173,7 +173,7 @@ func (l *Log) appendLocked(frame []byte) error {
 	if l.mu.closed {
 		return &sandbox.Error{Class: sandbox.Unavailable, Op: "steplog.append", Msg: "the log is closed"}
 	}
-	if err := l.roomLocked(); err != nil {
+	if err := l.prepareFileLocked(); err != nil {
 		return wrap("append", err)
 	}
 	n, err := l.mu.file.Write(frame)
@@ -193,8 +193,8 @@ func (l *Log) appendLocked(frame []byte) error {
 	return nil
 }
 
-// roomLocked sees to a file that can be appended to.
-func (l *Log) roomLocked() error {
+// prepareFileLocked sees to a file that can be appended to.
+func (l *Log) prepareFileLocked() error {
 	if len(l.mu.starts) > 0 {
 		last := l.mu.starts[len(l.mu.starts)-1]
 		if at := l.mu.end - last; at < l.segment {

@@ -71,7 +71,7 @@ func (s *Set) make(ctx context.Context, op, id string, size int64, fill func(tmp
 		err = errors.Join(err, remove(tmp), remove(s.image(rec.ID)))
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.volumes, rec.ID)
+		delete(s.mu.volumes, rec.ID)
 	}()
 	if err := fill(tmp, size); err != nil {
 		return Volume{}, err
@@ -92,7 +92,7 @@ func (s *Set) make(ctx context.Context, op, id string, size int64, fill func(tmp
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v := s.volumes[rec.ID]
+	v := s.mu.volumes[rec.ID]
 	v.dead = false
 	return s.describeLocked(v), nil
 }
@@ -101,25 +101,25 @@ func (s *Set) make(ctx context.Context, op, id string, size int64, fill func(tmp
 func (s *Set) claim(op string, rec record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.mu.closed {
 		return sandbox.Errorf(sandbox.Unavailable, op, "the volumes are closed")
 	}
-	if s.volumes[rec.ID] != nil {
+	if s.mu.volumes[rec.ID] != nil {
 		return sandbox.Errorf(sandbox.AlreadyExists, op, "there is a volume %q already", rec.ID)
 	}
-	if err := s.roomLocked(op, rec.Size); err != nil {
+	if err := s.checkCapacityLocked(op, rec.Size); err != nil {
 		return err
 	}
 	v := newVolume(rec)
 	v.dead = true
-	s.volumes[rec.ID] = v
+	s.mu.volumes[rec.ID] = v
 	return nil
 }
 
-// roomLocked says whether more bytes can be promised.
-func (s *Set) roomLocked(op string, more int64) error {
+// checkCapacityLocked says whether more bytes can be promised.
+func (s *Set) checkCapacityLocked(op string, more int64) error {
 	var promised, used int64
-	for id, v := range s.volumes {
+	for id, v := range s.mu.volumes {
 		promised += v.rec.Size
 		var st unix.Stat_t
 		if unix.Stat(s.image(id), &st) == nil {
@@ -248,7 +248,7 @@ func (s *Set) grow(op string, v *volume, size int64) (record, error) {
 		s.mu.Unlock()
 		return rec, nil
 	default:
-		err = s.roomLocked(op, size-rec.Size)
+		err = s.checkCapacityLocked(op, size-rec.Size)
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -308,7 +308,7 @@ func (s *Set) Delete(ctx context.Context, id string) error {
 		return fail(op, err)
 	}
 	s.mu.Lock()
-	delete(s.volumes, v.id)
+	delete(s.mu.volumes, v.id)
 	s.mu.Unlock()
 	// The record is gone and so is the volume. What is left is recovery's, at
 	// the latest.

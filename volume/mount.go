@@ -44,7 +44,7 @@ func (s *Set) release(v *volume) {
 	s.mu.Lock()
 	v.users--
 	s.idleLocked(v)
-	now := s.opts.Linger < 0 && v.users == 0 && len(v.holders) == 0 && !s.closed
+	now := s.opts.Linger < 0 && v.users == 0 && len(v.holders) == 0 && !s.mu.closed
 	s.mu.Unlock()
 	if now {
 		s.unmountLogged(v)
@@ -53,7 +53,7 @@ func (s *Set) release(v *volume) {
 
 // idleLocked sees to the unmount of a volume nobody uses any more.
 func (s *Set) idleLocked(v *volume) {
-	if v.users > 0 || len(v.holders) > 0 || s.closed || v.dead || s.opts.Linger < 0 {
+	if v.users > 0 || len(v.holders) > 0 || s.mu.closed || v.dead || s.opts.Linger < 0 {
 		return
 	}
 	if v.idle != nil {

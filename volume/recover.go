@@ -20,7 +20,7 @@ func (s *Set) recover(ctx context.Context) error {
 		return err
 	}
 	for id, hs := range s.opts.Holders {
-		v := s.volumes[id]
+		v := s.mu.volumes[id]
 		if v == nil {
 			s.log.Error("a sandbox holds a volume that is not there", "volume", id, "holders", holders(hs))
 			continue
@@ -41,7 +41,7 @@ func (s *Set) recover(ctx context.Context) error {
 	if err := s.sweepLoops(); err != nil {
 		return err
 	}
-	for _, v := range s.volumes {
+	for _, v := range s.mu.volumes {
 		if len(v.holders) == 0 {
 			continue
 		}
@@ -72,7 +72,7 @@ func (s *Set) readRecords() error {
 			return sandbox.Errorf(class, "", "volume %s: %w", strings.TrimSuffix(filepath.Base(p), ".json"), err).
 				WithHint("restore the file, or move the volume's .json and .img out of %s", filepath.Dir(p))
 		}
-		s.volumes[rec.ID] = newVolume(rec)
+		s.mu.volumes[rec.ID] = newVolume(rec)
 	}
 	return nil
 }
@@ -88,7 +88,7 @@ func (s *Set) sweepMounts() error {
 		if err := thaw(p); err != nil && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("thawing %s: %w", p, err)
 		}
-		if v := s.volumes[filepath.Base(p)]; v != nil && len(v.holders) > 0 && !v.mounted {
+		if v := s.mu.volumes[filepath.Base(p)]; v != nil && len(v.holders) > 0 && !v.mounted {
 			if err := s.clearStaging(v.id); err != nil {
 				return err
 			}
@@ -104,7 +104,7 @@ func (s *Set) sweepMounts() error {
 		return err
 	}
 	for _, e := range ents {
-		if v := s.volumes[e.Name()]; v != nil && v.mounted {
+		if v := s.mu.volumes[e.Name()]; v != nil && v.mounted {
 			continue
 		}
 		if err := os.Remove(s.point(e.Name())); err != nil {
@@ -131,7 +131,7 @@ func (s *Set) sweepFiles() error {
 	}
 	for _, e := range ents {
 		id, isImage := strings.CutSuffix(e.Name(), ".img")
-		if !isImage || s.volumes[id] != nil {
+		if !isImage || s.mu.volumes[id] != nil {
 			continue
 		}
 		s.log.Info("removing the image of a volume that was not finished, or deleted", "volume", id)
@@ -156,7 +156,7 @@ func (s *Set) sweepLoops() error {
 			continue
 		}
 		id := strings.TrimSuffix(filepath.Base(backing), ".img")
-		if v := s.volumes[id]; v != nil && v.mounted {
+		if v := s.mu.volumes[id]; v != nil && v.mounted {
 			continue
 		}
 		dev, err := openLoopNumber(n)

@@ -72,9 +72,11 @@ type Set struct {
 	log  *slog.Logger
 	lock *os.File
 
-	mu      sync.Mutex
-	volumes map[string]*volume // by id, also those being made
-	closed  bool
+	mu struct {
+		sync.Mutex
+		volumes map[string]*volume // by id, also those being made
+		closed  bool
+	}
 }
 
 // volume is one with its state in this process.
@@ -117,7 +119,8 @@ func Open(ctx context.Context, dir string, opts Options) (_ *Set, err error) {
 	if opts.Linger == 0 {
 		opts.Linger = 5 * time.Second
 	}
-	s := &Set{dir: dir, opts: opts, log: opts.Logger.With("component", "volume"), volumes: map[string]*volume{}}
+	s := &Set{dir: dir, opts: opts, log: opts.Logger.With("component", "volume")}
+	s.mu.volumes = map[string]*volume{}
 	for _, sub := range []string{"v", "tmp", "mnt"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, fail(op, err)
@@ -189,11 +192,11 @@ func (s *Set) at(step string) error {
 }
 
 func (s *Set) findLocked(op, id string) (*volume, error) {
-	v := s.volumes[id]
+	v := s.mu.volumes[id]
 	if v == nil || v.dead {
 		return nil, sandbox.Errorf(sandbox.NotFound, op, "no volume %q", id)
 	}
-	if s.closed {
+	if s.mu.closed {
 		return nil, sandbox.Errorf(sandbox.Unavailable, op, "the volumes are closed")
 	}
 	return v, nil
@@ -241,7 +244,7 @@ func (s *Set) List(context.Context) ([]Volume, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := []Volume{}
-	for _, v := range s.volumes {
+	for _, v := range s.mu.volumes {
 		if !v.dead {
 			out = append(out, s.describeLocked(v))
 		}
@@ -254,13 +257,13 @@ func (s *Set) List(context.Context) ([]Volume, error) {
 // for the next Open.
 func (s *Set) Close() error {
 	s.mu.Lock()
-	if s.closed {
+	if s.mu.closed {
 		s.mu.Unlock()
 		return nil
 	}
-	s.closed = true
-	all := make([]*volume, 0, len(s.volumes))
-	for _, v := range s.volumes {
+	s.mu.closed = true
+	all := make([]*volume, 0, len(s.mu.volumes))
+	for _, v := range s.mu.volumes {
 		if v.idle != nil {
 			v.idle.Stop()
 		}

@@ -192,7 +192,7 @@ func reserved(r sandbox.Resources) sandbox.Resources {
 // A secret comes back whole but for its value, which has no way out.
 func TestSecretWithoutItsValue(t *testing.T) {
 	in := sandbox.Secret{Name: "n", Hosts: []string{"h"}, Header: "H", Format: "{}", URL: true, Body: true, AllowHTTP: true, Env: "E", Placeholder: "p",
-		CreatedAt: at, UpdatedAt: at, Value: sandbox.NewSecretValue("the value")}
+		Labels: map[string]string{"team": "rl"}, Version: 3, CreatedAt: at, UpdatedAt: at, Value: sandbox.NewSecretValue("the value")}
 	p := Secret(in)
 	if b, err := proto.Marshal(p); err != nil || strings.Contains(string(b), "value") {
 		t.Errorf("%q, %v", b, err)

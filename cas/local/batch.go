@@ -21,33 +21,36 @@ const syncers = 16
 // batch implements cas.Batch. Files are synced from the moment they are
 // written, beside the Puts that follow; Commit waits for the rest.
 type batch struct {
-	s    *Store
-	sync *errgroup.Group
+	s      *Store
+	sync   *errgroup.Group
+	active sync.WaitGroup // Puts under way; added to under mu
 
-	mu     sync.Mutex
-	over   bool                // guarded by mu
-	active sync.WaitGroup      // Puts under way; added to under mu
-	staged map[cas.ID]*staging // guarded by mu; what the batch wrote
-	found  map[cas.ID]struct{} // guarded by mu; what was there already
+	mu struct {
+		sync.Mutex
+		over   bool
+		staged map[cas.ID]*staging // what the batch wrote
+		found  map[cas.ID]struct{} // what was there already
+	}
 }
 
 // Begin starts a batch.
 func (s *Store) Begin() (cas.Batch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.mu.closed {
 		return nil, asError("cas.begin", errClosed())
 	}
-	b := &batch{s: s, sync: new(errgroup.Group), staged: map[cas.ID]*staging{}, found: map[cas.ID]struct{}{}}
+	b := &batch{s: s, sync: new(errgroup.Group)}
+	b.mu.staged, b.mu.found = map[cas.ID]*staging{}, map[cas.ID]struct{}{}
 	b.sync.SetLimit(syncers)
-	s.batches[b] = s.now()
+	s.mu.batches[b] = s.now()
 	return b, nil
 }
 
 func (b *batch) Put(ctx context.Context, r io.Reader, opts ...cas.PutOption) (cas.Info, error) {
 	const op = "cas.put"
 	b.mu.Lock()
-	if b.over {
+	if b.mu.over {
 		b.mu.Unlock()
 		return cas.Info{}, cas.ErrBatchOver(op)
 	}
@@ -72,17 +75,17 @@ func (b *batch) keep(st *staging) (cas.Info, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if st.file == nil {
-		b.found[st.info.ID] = struct{}{}
+		b.mu.found[st.info.ID] = struct{}{}
 		return st.info, false
 	}
-	if first, ok := b.staged[st.info.ID]; ok {
+	if first, ok := b.mu.staged[st.info.ID]; ok {
 		st.file.Close()
 		b.s.drop(st)
 		info := first.info
 		info.New = false
 		return info, false
 	}
-	b.staged[st.info.ID] = st
+	b.mu.staged[st.info.ID] = st
 	return st.info, true
 }
 
@@ -90,11 +93,11 @@ func (b *batch) keep(st *staging) (cas.Info, bool) {
 // was over already.
 func (b *batch) finish() bool {
 	b.mu.Lock()
-	if b.over {
+	if b.mu.over {
 		b.mu.Unlock()
 		return false
 	}
-	b.over = true
+	b.mu.over = true
 	b.mu.Unlock()
 	b.active.Wait()
 	return true
@@ -108,10 +111,10 @@ func (b *batch) Commit(ctx context.Context) error {
 	defer b.leave()
 	err := errors.Join(b.sync.Wait(), ctx.Err())
 	homes := map[int]struct{}{}
-	for id := range b.found {
+	for id := range b.mu.found {
 		homes[b.s.home(id)] = struct{}{}
 	}
-	for id, st := range b.staged {
+	for id, st := range b.mu.staged {
 		if err != nil {
 			b.s.drop(st)
 			continue
@@ -136,7 +139,7 @@ func (b *batch) Abort() error {
 	}
 	defer b.leave()
 	_ = b.sync.Wait() // an error of a file that is dropped is nobody's
-	for _, st := range b.staged {
+	for _, st := range b.mu.staged {
 		b.s.drop(st)
 	}
 	return nil
@@ -145,5 +148,5 @@ func (b *batch) Abort() error {
 func (b *batch) leave() {
 	b.s.mu.Lock()
 	defer b.s.mu.Unlock()
-	delete(b.s.batches, b)
+	delete(b.s.mu.batches, b)
 }

@@ -53,10 +53,12 @@ type Store struct {
 	stripes [64]sync.Mutex
 	dirs    [256]directory
 
-	mu      sync.Mutex
-	closed  bool                   // guarded by mu
-	batches map[*batch]time.Time   // guarded by mu; open ones, and when each began
-	putting map[*staging]time.Time // guarded by mu; Puts under way count like batches
+	mu struct {
+		sync.Mutex
+		closed  bool
+		batches map[*batch]time.Time   // open ones, and when each began
+		putting map[*staging]time.Time // Puts under way count like batches
+	}
 }
 
 var (
@@ -77,8 +79,8 @@ func openFS(fsys fsys, dir string, opts Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{dir: dir, opts: opts, fs: fsys, codec: codec, now: time.Now,
-		batches: map[*batch]time.Time{}, putting: map[*staging]time.Time{}}
+	s := &Store{dir: dir, opts: opts, fs: fsys, codec: codec, now: time.Now}
+	s.mu.batches, s.mu.putting = map[*batch]time.Time{}, map[*staging]time.Time{}
 	if err := fsys.MkdirAll(dir); err != nil {
 		return nil, asError(op, err)
 	}
@@ -142,10 +144,10 @@ func (s *Store) recover() error {
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.mu.closed {
 		return nil
 	}
-	s.closed = true
+	s.mu.closed = true
 	return s.lock.Close()
 }
 
@@ -155,7 +157,7 @@ func (s *Store) check(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.mu.closed {
 		return errClosed()
 	}
 	return nil

@@ -70,17 +70,17 @@ func (s *Store) Put(ctx context.Context, r io.Reader, opts ...cas.PutOption) (ca
 func (s *Store) begin(st *staging) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.mu.closed {
 		return errClosed()
 	}
-	s.putting[st] = s.now()
+	s.mu.putting[st] = s.now()
 	return nil
 }
 
 func (s *Store) end(st *staging) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.putting, st)
+	delete(s.mu.putting, st)
 }
 
 // stage reads r to its end into a file of tmp, unless the content is there. On
@@ -225,12 +225,12 @@ func (r ctxReader) Read(p []byte) (int, error) {
 func (s *Store) oldest() (at time.Time, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, t := range s.batches {
+	for _, t := range s.mu.batches {
 		if !ok || t.Before(at) {
 			at, ok = t, true
 		}
 	}
-	for _, t := range s.putting {
+	for _, t := range s.mu.putting {
 		if !ok || t.Before(at) {
 			at, ok = t, true
 		}

@@ -290,7 +290,7 @@ func checkMemory(p Probes) Result {
 // checkLimits: "cove serve" raises what it may; what is low here stays so only
 // where it may not.
 func checkLimits(p Probes) Result {
-	most, by := ceilings.Room(p.ReadFile)
+	most, by := ceilings.MaxSandboxes(p.ReadFile)
 	room := fmt.Sprintf("room for %d sandboxes (by %s)", most, by)
 	low := ceilings.Low(p.ReadFile)
 	if most < 1000 && by == ceilings.Files {

@@ -18,11 +18,13 @@ type Neighbour struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu       sync.Mutex
-	answers  int
-	answered *sync.Cond
-	failures []string
-	slowest  time.Duration
+	mu struct {
+		sync.Mutex
+		answers  int
+		answered *sync.Cond
+		failures []string
+		slowest  time.Duration
+	}
 }
 
 // answerWithin is when a neighbour counts as silenced. An exec takes 14 ms on
@@ -33,7 +35,7 @@ const answerWithin = 45 * time.Second
 func (w *World) Neighbour(t testing.TB) *Neighbour {
 	t.Helper()
 	n := &Neighbour{box: w.Create(t, Small())}
-	n.answered = sync.NewCond(&n.mu)
+	n.mu.answered = sync.NewCond(&n.mu)
 	n.box.Must(t, "echo neighbour > /root/marker")
 	ctx, cancel := context.WithCancel(context.Background())
 	n.cancel = cancel
@@ -52,12 +54,12 @@ func (n *Neighbour) ask(ctx context.Context) {
 		}
 		n.mu.Lock()
 		if err != nil {
-			n.failures = append(n.failures, fmt.Sprintf("%s after %s: %v", start.Format("15:04:05.000"), took.Round(time.Millisecond), err))
+			n.mu.failures = append(n.mu.failures, fmt.Sprintf("%s after %s: %v", start.Format("15:04:05.000"), took.Round(time.Millisecond), err))
 		} else {
-			n.answers++
+			n.mu.answers++
 		}
-		n.slowest = max(n.slowest, took)
-		n.answered.Broadcast()
+		n.mu.slowest = max(n.mu.slowest, took)
+		n.mu.answered.Broadcast()
 		n.mu.Unlock()
 		select {
 		case <-ctx.Done():
@@ -86,20 +88,20 @@ func (n *Neighbour) once(ctx context.Context) error {
 // answered all through it and once more after.
 func (n *Neighbour) During(t testing.TB) {
 	n.mu.Lock()
-	failed := len(n.failures)
-	n.slowest = 0
+	failed := len(n.mu.failures)
+	n.mu.slowest = 0
 	n.mu.Unlock()
 	t.Cleanup(func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		// A full round that began after the scenario's end: the one under way
 		// now may have begun before.
-		for want := n.answers + len(n.failures) + 2; n.answers+len(n.failures) < want; {
-			n.answered.Wait()
+		for want := n.mu.answers + len(n.mu.failures) + 2; n.mu.answers+len(n.mu.failures) < want; {
+			n.mu.answered.Wait()
 		}
-		if f := n.failures[failed:]; len(f) > 0 {
+		if f := n.mu.failures[failed:]; len(f) > 0 {
 			t.Errorf("the neighbour or the host did not answer:\n%s", strings.Join(f, "\n"))
 		}
-		t.Logf("slowest answer of the neighbour: %s", n.slowest.Round(time.Millisecond))
+		t.Logf("slowest answer of the neighbour: %s", n.mu.slowest.Round(time.Millisecond))
 	})
 }

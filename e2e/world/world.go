@@ -61,11 +61,14 @@ type World struct {
 		of map[string]string // snapshots by spec
 	}
 
-	mu     sync.Mutex
-	proc   *process
 	client *wire.Client
 	key    string
 	out    *os.File // the server's stdout and stderr, over all its starts
+
+	mu struct {
+		sync.Mutex
+		proc *process
+	}
 }
 
 // process is one start of the server.
@@ -116,7 +119,7 @@ func New(t testing.TB, o Options) *World {
 // failed test left, so that a leak is seen before it is wiped.
 func (w *World) close(t testing.TB, dir string) {
 	w.mu.Lock()
-	running := w.proc != nil
+	running := w.mu.proc != nil
 	w.mu.Unlock()
 	if !running && !t.Failed() {
 		w.Start(t) // what a crash test left is the server's to remove, not ours
@@ -144,11 +147,11 @@ func (w *World) close(t testing.TB, dir string) {
 func (w *World) serverAlive() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.proc == nil {
+	if w.mu.proc == nil {
 		return false
 	}
 	select {
-	case <-w.proc.done:
+	case <-w.mu.proc.done:
 		return false
 	default:
 		return true
@@ -190,7 +193,7 @@ func (w *World) Launch(t testing.TB) {
 		t.Fatalf("starting the server: %v", err)
 	}
 	w.mu.Lock()
-	w.proc = p
+	w.mu.proc = p
 	w.mu.Unlock()
 }
 
@@ -198,7 +201,7 @@ func (w *World) Launch(t testing.TB) {
 func (w *World) ready(t testing.TB) {
 	t.Helper()
 	w.mu.Lock()
-	p := w.proc
+	p := w.mu.proc
 	w.mu.Unlock()
 	deadline := time.After(startWithin)
 	for wait := 5 * time.Millisecond; ; wait = min(wait*2, 100*time.Millisecond) {
@@ -273,11 +276,11 @@ func (w *World) take(t testing.TB) *process {
 	t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	p := w.proc
+	p := w.mu.proc
 	if p == nil {
 		t.Fatal("the server is not running")
 	}
-	w.proc = nil
+	w.mu.proc = nil
 	return p
 }
 
@@ -285,14 +288,14 @@ func (w *World) take(t testing.TB) *process {
 func (w *World) PID() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.proc.cmd.Process.Pid
+	return w.mu.proc.cmd.Process.Pid
 }
 
 // Exited is closed when the running server has ended on its own.
 func (w *World) Exited() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.proc.done
+	return w.mu.proc.done
 }
 
 // URL of the server; the same over restarts.

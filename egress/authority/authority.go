@@ -91,8 +91,10 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 	leaf *ecdsa.PrivateKey // of every leaf; made anew by each process
 
-	mu     sync.Mutex
-	leaves map[string]*tls.Certificate
+	mu struct {
+		sync.Mutex
+		leaves map[string]*tls.Certificate
+	}
 }
 
 // Authority derives the one of an id.
@@ -123,8 +125,10 @@ func (m *Master) Authority(id string) (*Authority, error) {
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.Internal, op, "%w", err)
 	}
-	return &Authority{id: id, cert: cert, key: key, leaf: leaf, leaves: map[string]*tls.Certificate{},
-		pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}, nil
+	a := &Authority{id: id, cert: cert, key: key, leaf: leaf,
+		pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
+	a.mu.leaves = map[string]*tls.Certificate{}
+	return a, nil
 }
 
 // derive makes a P-256 key: 128 bits more than the order has make the bias of
@@ -151,7 +155,7 @@ func (a *Authority) Leaf(name string) (*tls.Certificate, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
-	if c := a.leaves[name]; c != nil && now.Before(c.Leaf.NotAfter.Add(-leafRenew)) {
+	if c := a.mu.leaves[name]; c != nil && now.Before(c.Leaf.NotAfter.Add(-leafRenew)) {
 		return c, nil
 	}
 	serial := make([]byte, 16)
@@ -170,13 +174,13 @@ func (a *Authority) Leaf(name string) (*tls.Certificate, error) {
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.Internal, "egress.authority", "a certificate for %s: %w", name, err)
 	}
-	for old := range a.leaves { // any: the names are the sandbox's to choose
-		if len(a.leaves) < leavesKept {
+	for old := range a.mu.leaves { // any: the names are the sandbox's to choose
+		if len(a.mu.leaves) < leavesKept {
 			break
 		}
-		delete(a.leaves, old)
+		delete(a.mu.leaves, old)
 	}
 	c := &tls.Certificate{Certificate: [][]byte{der, a.cert.Raw}, PrivateKey: a.leaf, Leaf: parsed}
-	a.leaves[name] = c
+	a.mu.leaves[name] = c
 	return c, nil
 }

@@ -94,8 +94,8 @@ func TestLeavesAreKeptAndBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(a.leaves) > leavesKept {
-		t.Errorf("%d leaves", len(a.leaves))
+	if len(a.mu.leaves) > leavesKept {
+		t.Errorf("%d leaves", len(a.mu.leaves))
 	}
 }
 

@@ -63,10 +63,12 @@ type World struct {
 	CA  *x509.CertPool
 	key tls.Certificate
 
-	mu   sync.Mutex
-	hits map[string]int // by "address:port/protocol" that something arrived at
-	zone map[string][]netip.Addr
-	asks []string
+	mu struct {
+		sync.Mutex
+		hits map[string]int // by "address:port/protocol" that something arrived at
+		zone map[string][]netip.Addr
+		asks []string
+	}
 }
 
 // NewWorld makes a world that ends with the test.
@@ -75,7 +77,8 @@ func NewWorld(t testing.TB) *World {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
-	w := &World{ns: plain(t), hits: map[string]int{}, zone: map[string][]netip.Addr{}}
+	w := &World{ns: plain(t)}
+	w.mu.hits, w.mu.zone = map[string]int{}, map[string][]netip.Addr{}
 	do(t, w.ns, func() error {
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {
@@ -108,9 +111,9 @@ func NewWorld(t testing.TB) *World {
 func (w *World) Name(name string, addrs ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.zone[name] = nil
+	w.mu.zone[name] = nil
 	for _, a := range addrs {
-		w.zone[name] = append(w.zone[name], netip.MustParseAddr(a))
+		w.mu.zone[name] = append(w.mu.zone[name], netip.MustParseAddr(a))
 	}
 }
 
@@ -172,8 +175,8 @@ func (w *World) Path() string { return w.ns.Path() }
 func (w *World) Hits() (reached, asked []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	reached, asked = slices.Sorted(maps.Keys(w.hits)), w.asks
-	w.hits, w.asks = map[string]int{}, nil
+	reached, asked = slices.Sorted(maps.Keys(w.mu.hits)), w.mu.asks
+	w.mu.hits, w.mu.asks = map[string]int{}, nil
 	return reached, asked
 }
 
@@ -181,7 +184,7 @@ func (w *World) hit(a net.Addr, what string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	ap, _ := netip.ParseAddrPort(a.String())
-	w.hits[ap.Addr().Unmap().String()+" "+what]++
+	w.mu.hits[ap.Addr().Unmap().String()+" "+what]++
 }
 
 // countedListener notes connections.
@@ -296,11 +299,11 @@ func (w *World) resolve(q *dns.Msg, at string) *dns.Msg {
 	name := strings.TrimSuffix(strings.ToLower(q.Question[0].Name), ".")
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.asks = append(w.asks, name)
+	w.mu.asks = append(w.mu.asks, name)
 	if at != DNS {
-		w.hits[at+" dns"]++
+		w.mu.hits[at+" dns"]++
 	}
-	addrs, ok := w.zone[name]
+	addrs, ok := w.mu.zone[name]
 	if !ok && at == DNS {
 		r.Rcode = dns.RcodeNameError
 		return r

@@ -17,17 +17,21 @@ type flowLog struct {
 	allowed, denied, missed atomic.Int64
 	sent, received          atomic.Int64 // bytes of all flows
 
-	mu   sync.Mutex
-	ring [flowsKept]*flow
-	next int
+	mu struct {
+		sync.Mutex
+		ring [flowsKept]*flow
+		next int
+	}
 }
 
 // flow is an entry; bytes are counted while it is open.
 type flow struct {
 	sent, received tally
 
-	mu sync.Mutex
-	is sandbox.NetworkFlow
+	mu struct {
+		sync.Mutex
+		is sandbox.NetworkFlow
+	}
 }
 
 // tally counts for a flow and for all of its sandbox's.
@@ -42,25 +46,26 @@ func (t *tally) Add(n int64) {
 }
 
 func (l *flowLog) begin(f policy.Flow, v policy.Verdict) *flow {
-	e := &flow{is: sandbox.NetworkFlow{Start: time.Now(), Name: f.Name, Address: f.Addr, Port: f.Port, Protocol: f.Protocol,
-		Allowed: v.Allow, Rule: v.Rule, Reason: v.Reason}}
+	e := &flow{}
+	e.mu.is = sandbox.NetworkFlow{Start: time.Now(), Name: f.Name, Address: f.Addr, Port: f.Port, Protocol: f.Protocol,
+		Allowed: v.Allow, Rule: v.Rule, Reason: v.Reason}
 	e.sent.all, e.received.all = &l.sent, &l.received
 	switch {
 	case v.Allow:
 		l.allowed.Add(1)
 	case v.Reason == reasonReplay: // denied as it was then
-		e.is.End = e.is.Start
+		e.mu.is.End = e.mu.is.Start
 	case replayMissed(v.Reason):
 		l.missed.Add(1)
-		e.is.End = e.is.Start
+		e.mu.is.End = e.mu.is.Start
 	default:
 		l.denied.Add(1)
-		e.is.End = e.is.Start
+		e.mu.is.End = e.mu.is.Start
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ring[l.next%flowsKept] = e
-	l.next++
+	l.mu.ring[l.mu.next%flowsKept] = e
+	l.mu.next++
 	return e
 }
 
@@ -75,8 +80,8 @@ func (l *flowLog) deny(f *flow, v policy.Verdict) {
 func (l *flowLog) last(n int) (out []sandbox.NetworkFlow, allowed, denied int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i := max(0, l.next-min(n, flowsKept)); i < l.next; i++ {
-		out = append(out, l.ring[i%flowsKept].snapshot())
+	for i := max(0, l.mu.next-min(n, flowsKept)); i < l.mu.next; i++ {
+		out = append(out, l.mu.ring[i%flowsKept].snapshot())
 	}
 	return out, l.allowed.Load(), l.denied.Load()
 }
@@ -84,7 +89,7 @@ func (l *flowLog) last(n int) (out []sandbox.NetworkFlow, allowed, denied int64)
 func (f *flow) snapshot() sandbox.NetworkFlow {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	is := f.is
+	is := f.mu.is
 	is.Sent, is.Received = f.sent.own.Load(), f.received.own.Load()
 	return is
 }
@@ -92,8 +97,8 @@ func (f *flow) snapshot() sandbox.NetworkFlow {
 func (f *flow) finish() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.is.End.IsZero() {
-		f.is.End = time.Now()
+	if f.mu.is.End.IsZero() {
+		f.mu.is.End = time.Now()
 	}
 }
 
@@ -101,12 +106,12 @@ func (f *flow) finish() {
 func (f *flow) cut(v policy.Verdict) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.is.Allowed, f.is.Rule, f.is.Reason, f.is.End = false, v.Rule, v.Reason, time.Now()
+	f.mu.is.Allowed, f.mu.is.Rule, f.mu.is.Reason, f.mu.is.End = false, v.Rule, v.Reason, time.Now()
 }
 
 // fail says that what was allowed could not be reached.
 func (f *flow) fail(reason string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.is.Reason, f.is.End = reason, time.Now()
+	f.mu.is.Reason, f.mu.is.End = reason, time.Now()
 }

@@ -114,7 +114,9 @@ func (b *Box) serve(h *httpBox, c *net.TCPConn, r *bufio.Reader, wrap func(net.C
 			proxy.ServeHTTP(asSent{w}, r.WithContext(ctx))
 		}),
 	}
-	srv.Serve(&oneConn{conn: conn, done: done, addr: c.LocalAddr()}) // returns when the connection is closed
+	only := &oneConn{done: done, addr: c.LocalAddr()}
+	only.mu.conn = conn
+	srv.Serve(only) // returns when the connection is closed
 }
 
 // httpBox is a connection of the sandbox that speaks HTTP.
@@ -339,16 +341,19 @@ func (c *readConn) Close() error {
 
 // oneConn is a listener that gives out one connection and ends with it.
 type oneConn struct {
-	mu   sync.Mutex
-	conn net.Conn
 	done chan struct{}
 	addr net.Addr
+
+	mu struct {
+		sync.Mutex
+		conn net.Conn
+	}
 }
 
 func (l *oneConn) Accept() (net.Conn, error) {
 	l.mu.Lock()
-	c := l.conn
-	l.conn = nil
+	c := l.mu.conn
+	l.mu.conn = nil
 	l.mu.Unlock()
 	if c != nil {
 		return c, nil

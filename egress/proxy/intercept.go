@@ -81,7 +81,7 @@ func (i *Interception) isQUIC(f policy.Flow) bool {
 func (b *Box) keepsToTCP(f policy.Flow) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.intercept.isQUIC(f)
+	return b.mu.intercept.isQUIC(f)
 }
 
 func (i *Interception) covers(name string) bool {
@@ -103,16 +103,16 @@ func (b *Box) Intercept(i *Interception) {
 		i.chain = next
 	}
 	b.mu.Lock()
-	b.intercept = i
-	if b.settled == nil {
-		b.settled = make(chan struct{})
+	b.mu.intercept = i
+	if b.mu.settled == nil {
+		b.mu.settled = make(chan struct{})
 	}
 	if i == nil || !i.Pending {
-		close(b.settled)
-		b.settled = nil
+		close(b.mu.settled)
+		b.mu.settled = nil
 	}
 	var ends []func()
-	for p := range b.open {
+	for p := range b.mu.open {
 		if !p.http && p.entry != nil && (i.ends(p.flow.Name) || i.isQUIC(p.flow)) {
 			p.entry.fail(reasonIntercept)
 			ends = append(ends, p.end)
@@ -131,7 +131,7 @@ const reasonIntercept = "intercepted_from_now_on"
 // time.
 func (b *Box) interception() (i *Interception, ok bool) {
 	b.mu.Lock()
-	i, settled := b.intercept, b.settled
+	i, settled := b.mu.intercept, b.mu.settled
 	b.mu.Unlock()
 	if i == nil || !i.Pending {
 		return i, true
@@ -145,7 +145,7 @@ func (b *Box) interception() (i *Interception, ok bool) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.intercept, b.intercept == nil || !b.intercept.Pending
+	return b.mu.intercept, b.mu.intercept == nil || !b.mu.intercept.Pending
 }
 
 // serveTLS ends the TLS of a connection in place of the server it is for.
@@ -183,7 +183,7 @@ func (u upstream) RoundTrip(r *http.Request) (*http.Response, error) {
 func (b *Box) covers(name string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.intercept.covers(name)
+	return b.mu.intercept.covers(name)
 }
 
 // chain of the requests of a connection, as it is now.

@@ -12,9 +12,11 @@ import (
 // and which name an address was given out for. It is a sandbox's own: a cache of
 // all would tell one sandbox what another looks up.
 type nameCache struct {
-	mu      sync.Mutex
-	answers map[nameType]cached
-	hints   map[netip.Addr]hint
+	mu struct {
+		sync.Mutex
+		answers map[nameType]cached
+		hints   map[netip.Addr]hint
+	}
 }
 
 type nameType struct {
@@ -40,7 +42,7 @@ const (
 func (c *nameCache) answer(name string, typ uint16) *dns.Msg {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if a, ok := c.answers[nameType{name, typ}]; ok && time.Now().Before(a.until) {
+	if a, ok := c.mu.answers[nameType{name, typ}]; ok && time.Now().Before(a.until) {
 		return a.msg
 	}
 	return nil
@@ -56,8 +58,8 @@ func (c *nameCache) keep(name string, typ uint16, m *dns.Msg) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.answers = bounded(c.answers)
-	c.answers[nameType{name, typ}] = cached{time.Now().Add(ttl), m}
+	c.mu.answers = bounded(c.mu.answers)
+	c.mu.answers[nameType{name, typ}] = cached{time.Now().Add(ttl), m}
 }
 
 // remember that an address was given out for a name. It is a hint: who is
@@ -65,14 +67,14 @@ func (c *nameCache) keep(name string, typ uint16, m *dns.Msg) {
 func (c *nameCache) remember(a netip.Addr, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.hints = bounded(c.hints)
-	c.hints[a] = hint{time.Now().Add(hintFor), name}
+	c.mu.hints = bounded(c.mu.hints)
+	c.mu.hints[a] = hint{time.Now().Add(hintFor), name}
 }
 
 func (c *nameCache) hint(a netip.Addr) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h, ok := c.hints[a]; ok && time.Now().Before(h.until) {
+	if h, ok := c.mu.hints[a]; ok && time.Now().Before(h.until) {
 		return h.name
 	}
 	return ""

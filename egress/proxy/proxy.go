@@ -55,18 +55,20 @@ type Box struct {
 	names  nameCache
 	dnsNow chan struct{} // a slot per question under way
 
-	mu         sync.Mutex
-	closed     bool
-	policy     *policy.Policy
-	generation int64
-	intercept  *Interception
-	settled    chan struct{} // closed when intercept is no longer pending; nil = it is not
-	limiter    *rate.Limiter // nil = no limit
-	open       map[*passage]bool
-	paired     int // of open, those with connections of ours: they count as one with the first of these
-	sessions   map[session]*udpSession
-	callers    map[ends]*caller // whose connects wait
-	talking    map[ends]bool    // whose connects have returned, until both sides have closed
+	mu struct {
+		sync.Mutex
+		closed     bool
+		policy     *policy.Policy
+		generation int64
+		intercept  *Interception
+		settled    chan struct{} // closed when intercept is no longer pending; nil = it is not
+		limiter    *rate.Limiter // nil = no limit
+		open       map[*passage]bool
+		paired     int // of open, those with connections of ours: they count as one with the first of these
+		sessions   map[session]*udpSession
+		callers    map[ends]*caller // whose connects wait
+		talking    map[ends]bool    // whose connects have returned, until both sides have closed
+	}
 }
 
 // passage is one connection under way.
@@ -82,7 +84,8 @@ type passage struct {
 
 // Open begins to serve a namespace on its sockets. The Box owns both.
 func Open(ns *netns.Namespace, socks *netns.Sockets, up *Upstream, p *policy.Policy, generation int64, i *Interception, log *slog.Logger) *Box {
-	b := &Box{ns: ns, up: up, log: log, socks: socks, open: map[*passage]bool{}, sessions: map[session]*udpSession{}, callers: map[ends]*caller{}, talking: map[ends]bool{}, dnsNow: make(chan struct{}, maxQuestions)}
+	b := &Box{ns: ns, up: up, log: log, socks: socks, dnsNow: make(chan struct{}, maxQuestions)}
+	b.mu.open, b.mu.sessions, b.mu.callers, b.mu.talking = map[*passage]bool{}, map[session]*udpSession{}, map[ends]*caller{}, map[ends]bool{}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.Set(p, generation)
 	b.Intercept(i)
@@ -100,13 +103,13 @@ func (b *Box) Device() (f *os.File, gso uint32, err error) { return b.ns.Device(
 func (b *Box) Set(p *policy.Policy, generation int64) {
 	limits := p.Spec().Limits
 	b.mu.Lock()
-	b.policy, b.generation = p, generation
-	b.limiter = nil
+	b.mu.policy, b.mu.generation = p, generation
+	b.mu.limiter = nil
 	if limits.BytesPerSecond > 0 {
-		b.limiter = rate.NewLimiter(rate.Limit(limits.BytesPerSecond), int(max(limits.BytesPerSecond/4, copyChunk)))
+		b.mu.limiter = rate.NewLimiter(rate.Limit(limits.BytesPerSecond), int(max(limits.BytesPerSecond/4, copyChunk)))
 	}
 	var ends []func()
-	for c := range b.open {
+	for c := range b.mu.open {
 		if c.entry == nil {
 			continue // decides again when it is about to pass
 		}
@@ -124,7 +127,7 @@ func (b *Box) Set(p *policy.Policy, generation int64) {
 // Status is the policy in force and the flows of late.
 func (b *Box) Status(flows int) sandbox.NetworkStatus {
 	b.mu.Lock()
-	s := sandbox.NetworkStatus{Network: b.policy.Spec(), Generation: b.generation}
+	s := sandbox.NetworkStatus{Network: b.mu.policy.Spec(), Generation: b.mu.generation}
 	b.mu.Unlock()
 	s.Flows, s.Allowed, s.Denied = b.flows.last(flows)
 	s.Missed, s.Sent, s.Received = b.flows.missed.Load(), b.flows.sent.Load(), b.flows.received.Load()
@@ -138,13 +141,13 @@ func (b *Box) Denied() int64 { return b.flows.denied.Load() }
 // and nothing leaves any more.
 func (b *Box) Close() error {
 	b.mu.Lock()
-	if b.closed {
+	if b.mu.closed {
 		b.mu.Unlock()
 		return nil
 	}
-	b.closed = true
+	b.mu.closed = true
 	var ends []func()
-	for c := range b.open {
+	for c := range b.mu.open {
 		ends = append(ends, c.end)
 	}
 	b.mu.Unlock()
@@ -155,7 +158,7 @@ func (b *Box) Close() error {
 	}
 	b.tasks.Wait()
 	b.mu.Lock()
-	callers := maps.Clone(b.callers)
+	callers := maps.Clone(b.mu.callers)
 	b.mu.Unlock()
 	for key, c := range callers {
 		b.forget(key, c)
@@ -170,34 +173,34 @@ func (b *Box) Close() error {
 func (b *Box) enter(client *passage, end func()) *passage {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	most := b.policy.Spec().Limits.Connections
+	most := b.mu.policy.Spec().Limits.Connections
 	if most == 0 {
 		most = defaultConnections
 	}
-	pairs := client != nil && client.ours == 0 && b.open[client]
-	if b.closed || !pairs && len(b.open)-b.paired >= most {
+	pairs := client != nil && client.ours == 0 && b.mu.open[client]
+	if b.mu.closed || !pairs && len(b.mu.open)-b.mu.paired >= most {
 		return nil
 	}
 	p := &passage{end: end, client: client, http: client != nil}
-	b.open[p] = true
+	b.mu.open[p] = true
 	if client != nil {
 		client.ours++
 	}
 	if pairs {
-		b.paired++
+		b.mu.paired++
 	}
 	return p
 }
 
 func (b *Box) leave(p *passage) {
 	b.mu.Lock()
-	delete(b.open, p)
+	delete(b.mu.open, p)
 	if p.ours > 0 { // which go on, and count by themselves
-		b.paired--
+		b.mu.paired--
 	}
 	if c := p.client; c != nil {
-		if c.ours--; c.ours == 0 && b.open[c] {
-			b.paired--
+		if c.ours--; c.ours == 0 && b.mu.open[c] {
+			b.mu.paired--
 		}
 	}
 	b.mu.Unlock()
@@ -209,7 +212,7 @@ func (b *Box) leave(p *passage) {
 func (b *Box) current() *policy.Policy {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.policy
+	return b.mu.policy
 }
 
 // pass decides for good, by the policy in force at this moment: a Set that
@@ -218,7 +221,7 @@ func (b *Box) current() *policy.Policy {
 func (b *Box) pass(p *passage, f policy.Flow) policy.Verdict {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v := b.policy.Decide(f, b.up.Host)
+	v := b.mu.policy.Decide(f, b.up.Host)
 	if !v.Allow {
 		return v
 	}
@@ -238,7 +241,7 @@ func (b *Box) refuse(f policy.Flow, v policy.Verdict) {
 func (b *Box) rate() *rate.Limiter {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.limiter
+	return b.mu.limiter
 }
 
 func addrPort(a net.Addr) netip.AddrPort {

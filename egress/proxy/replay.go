@@ -44,10 +44,10 @@ func replayMissed(reason string) bool {
 func (b *Box) replay() Replay {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.intercept == nil {
+	if b.mu.intercept == nil {
 		return nil
 	}
-	return b.intercept.Replay
+	return b.mu.intercept.Replay
 }
 
 // lookUpRecording answers a question by the names on a recording.
@@ -78,7 +78,7 @@ func (b *Box) lookUpRecording(q *dns.Msg, f policy.Flow, known Replay) *dns.Msg 
 // again is no miss.
 func (b *Box) noteUnfound(q *dns.Msg) {
 	b.mu.Lock()
-	i := b.intercept
+	i := b.mu.intercept
 	b.mu.Unlock()
 	if i == nil || i.Unfound == nil || len(q.Question) != 1 {
 		return

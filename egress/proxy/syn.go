@@ -48,8 +48,8 @@ func (b *Box) serveDoor() {
 		}
 		key := ends{s.From, s.To}
 		b.mu.Lock()
-		_, again := b.callers[key]
-		again = again || b.talking[key]
+		_, again := b.mu.callers[key]
+		again = again || b.mu.talking[key]
 		b.mu.Unlock()
 		if again {
 			continue // it called again while we were at it
@@ -62,7 +62,7 @@ func (b *Box) serveDoor() {
 		}
 		c := &caller{p: p}
 		b.mu.Lock()
-		b.callers[key] = c
+		b.mu.callers[key] = c
 		b.mu.Unlock()
 		b.tasks.Go(func() { b.called(s, c) })
 	}
@@ -183,7 +183,7 @@ func (b *Box) arrived(key ends) *caller {
 	defer b.mu.Unlock()
 	c := b.takeLocked(key)
 	if c != nil {
-		b.talking[key] = true
+		b.mu.talking[key] = true
 	}
 	return c
 }
@@ -191,15 +191,15 @@ func (b *Box) arrived(key ends) *caller {
 func (b *Box) departed(key ends) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.talking, key)
+	delete(b.mu.talking, key)
 }
 
 func (b *Box) takeLocked(key ends) *caller {
-	c := b.callers[key]
+	c := b.mu.callers[key]
 	if c == nil {
 		return nil
 	}
-	delete(b.callers, key)
+	delete(b.mu.callers, key)
 	if c.expire != nil {
 		c.expire.Stop()
 	}

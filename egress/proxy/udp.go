@@ -96,7 +96,7 @@ func meantFor(oob []byte) netip.AddrPort {
 // when it was sent.
 func (b *Box) datagram(s session, packet []byte) {
 	b.mu.Lock()
-	known := b.sessions[s]
+	known := b.mu.sessions[s]
 	b.mu.Unlock()
 	if known != nil {
 		known.outside.Write(packet)
@@ -133,11 +133,11 @@ func (b *Box) datagram(s session, packet []byte) {
 	end := func() { us.inside.Close(); us.outside.Close() }
 	b.mu.Lock()
 	p.end = end
-	b.sessions[s] = us
+	b.mu.sessions[s] = us
 	b.mu.Unlock()
 	if v := b.pass(p, f); !v.Allow { // a Set came in between
 		b.mu.Lock()
-		delete(b.sessions, s)
+		delete(b.mu.sessions, s)
 		b.mu.Unlock()
 		end()
 		b.leave(p)
@@ -159,7 +159,7 @@ func (b *Box) datagram(s session, packet []byte) {
 		b.relay(us, us.inside, us.outside, &p.entry.received)
 		<-out
 		b.mu.Lock()
-		delete(b.sessions, s)
+		delete(b.mu.sessions, s)
 		b.mu.Unlock()
 		b.leave(p)
 	})

@@ -60,10 +60,12 @@ func systemResolvers(path string) (out []netip.AddrPort, err error) {
 type ownAddresses struct {
 	list func() ([]net.Addr, error)
 
-	mu   sync.Mutex
-	at   time.Time
-	are  map[netip.Addr]bool
-	fail bool
+	mu struct {
+		sync.Mutex
+		at   time.Time
+		are  map[netip.Addr]bool
+		fail bool
+	}
 }
 
 const ownAge = 2 * time.Second
@@ -71,18 +73,18 @@ const ownAge = 2 * time.Second
 func (o *ownAddresses) has(a netip.Addr) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if now := time.Now(); o.are == nil || now.Sub(o.at) > ownAge {
+	if now := time.Now(); o.mu.are == nil || now.Sub(o.mu.at) > ownAge {
 		addrs, err := o.list()
-		if o.fail = err != nil; !o.fail {
-			o.are = map[netip.Addr]bool{}
+		if o.mu.fail = err != nil; !o.mu.fail {
+			o.mu.are = map[netip.Addr]bool{}
 			for _, n := range addrs {
 				if p, err := netip.ParsePrefix(n.String()); err == nil {
-					o.are[p.Addr().Unmap().WithZone("")] = true
+					o.mu.are[p.Addr().Unmap().WithZone("")] = true
 				}
 			}
-			o.at = now
+			o.mu.at = now
 		}
 	}
 	// Not known, it could be any.
-	return o.are == nil || o.are[a]
+	return o.mu.are == nil || o.mu.are[a]
 }

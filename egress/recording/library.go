@@ -229,7 +229,7 @@ func (l *Library) Record(h Header) (*Recorder, error) {
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.Unavailable, op, "%w", errors.Join(err, f.Close(), os.Remove(f.Name())))
 	}
-	l.mu.recordings[h.ID] = &held{is: rec.is, rec: rec}
+	l.mu.recordings[h.ID] = &held{is: rec.mu.is, rec: rec}
 	return rec, nil
 }
 
@@ -239,9 +239,10 @@ func (l *Library) start(f *os.File, h Header) (*Recorder, error) {
 	if _, err := f.WriteAt(preamble(s != nil), 0); err != nil {
 		return nil, err
 	}
-	r := &Recorder{f: f, sealer: s, limits: l.cfg.Limits, log: l.log, now: l.cfg.Now, is: l.record(h), size: preambleLen}
+	r := &Recorder{f: f, sealer: s, limits: l.cfg.Limits, log: l.log, now: l.cfg.Now}
+	r.mu.is, r.mu.size = l.record(h), preambleLen
 	r.write(kindHeader, 0, h) // nobody else has it yet
-	return r, r.failed
+	return r, r.mu.failed
 }
 
 // resume cuts off what is not whole and goes on behind it.
@@ -256,10 +257,11 @@ func (l *Library) resume(id string) (*Recorder, error) {
 		s := l.cfg.Sealer(id)
 		if t, err = Read(f, info.Size(), s); err == nil {
 			if err = f.Truncate(t.whole); err == nil {
-				r := &Recorder{f: f, sealer: t.scan.sealer, limits: l.cfg.Limits, log: l.log, now: l.cfg.Now, is: l.record(t.Header), size: t.whole, last: t.last}
-				r.is.ID = id
-				t.count(&r.is)
-				r.full, r.unfound = r.size >= r.limits.Recording, t.unfound
+				r := &Recorder{f: f, sealer: t.scan.sealer, limits: l.cfg.Limits, log: l.log, now: l.cfg.Now}
+				r.mu.is, r.mu.size, r.mu.last = l.record(t.Header), t.whole, t.last
+				r.mu.is.ID = id
+				t.count(&r.mu.is)
+				r.mu.full, r.mu.unfound = r.mu.size >= r.limits.Recording, t.unfound
 				return r, nil
 			}
 		}

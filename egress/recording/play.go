@@ -33,17 +33,20 @@ type Player struct {
 
 	byKey map[string][]int // into recording.Exchanges
 
-	mu       sync.Mutex
-	next     map[string]int
-	answered int64
-	unused   int64
-	missed   int64
-	misses   []sandbox.ReplayMiss // at most missesKept
+	mu struct {
+		sync.Mutex
+		next     map[string]int
+		answered int64
+		unused   int64
+		missed   int64
+		misses   []sandbox.ReplayMiss // at most missesKept
+	}
 }
 
 // NewPlayer begins at the start of a recording.
 func NewPlayer(t *Recording, rules Rules) *Player {
-	p := &Player{rec: t, rules: rules, now: time.Now, byKey: map[string][]int{}, next: map[string]int{}, unused: int64(len(t.Exchanges))}
+	p := &Player{rec: t, rules: rules, now: time.Now, byKey: map[string][]int{}}
+	p.mu.next, p.mu.unused = map[string]int{}, int64(len(t.Exchanges))
 	for i := range t.Exchanges {
 		k := rules.key(t.Exchanges[i].Request)
 		p.byKey[k] = append(p.byKey[k], i)
@@ -61,7 +64,7 @@ func (p *Player) Knows(name string) bool { return p.rec.Knows(name) }
 func (p *Player) Status() sandbox.ReplayStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return sandbox.ReplayStatus{Recording: p.rec.Header.ID, Answered: p.answered, Missed: p.missed, Unused: p.unused, Misses: slices.Clone(p.misses)}
+	return sandbox.ReplayStatus{Recording: p.rec.Header.ID, Answered: p.mu.answered, Missed: p.mu.missed, Unused: p.mu.unused, Misses: slices.Clone(p.mu.misses)}
 }
 
 // MissName notes a name that was looked up, and is not on the recording. The request
@@ -73,16 +76,16 @@ func (p *Player) MissName(name string) bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.missed++
+	p.mu.missed++
 	p.keep(sandbox.ReplayMiss{At: p.now().UTC(), Method: "DNS", URL: name, Reason: string(sandbox.ReplayMissed), Hint: "no request to this host was recorded"})
 	return true
 }
 
 func (p *Player) keep(m sandbox.ReplayMiss) {
-	if len(p.misses) == missesKept {
-		p.misses = p.misses[1:]
+	if len(p.mu.misses) == missesKept {
+		p.mu.misses = p.mu.misses[1:]
 	}
-	p.misses = append(p.misses, m)
+	p.mu.misses = append(p.mu.misses, m)
 }
 
 // MissError is a request without an answer. It is a sandbox.Error of the reason
@@ -138,7 +141,7 @@ func (p *Player) find(a Asked) (*Exchange, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, k := range keys {
-		at, n := p.byKey[k], p.next[k]
+		at, n := p.byKey[k], p.mu.next[k]
 		if n < len(at) {
 			e := &p.rec.Exchanges[at[n]]
 			p.take(k, e)
@@ -155,8 +158,8 @@ func (p *Player) find(a Asked) (*Exchange, error) {
 
 // take uses up the next answer of a key.
 func (p *Player) take(key string, e *Exchange) {
-	p.next[key]++
-	p.unused--
+	p.mu.next[key]++
+	p.mu.unused--
 	if p.note != nil {
 		p.note(e.Number)
 	}
@@ -166,13 +169,13 @@ func (p *Player) play(a Asked, e *Exchange) (*Exchange, error) {
 	if why := e.unreplayable(); why != "" {
 		return nil, p.miss(a, sandbox.ReplayTruncated, fmt.Sprintf("recorded as number %d: %s", e.Number, why))
 	}
-	p.answered++
+	p.mu.answered++
 	return e, nil
 }
 
 func (p *Player) miss(a Asked, why sandbox.Reason, hint string) error {
 	m := sandbox.ReplayMiss{At: p.now().UTC(), Method: a.Method, URL: a.URL(), Reason: string(why), Hint: hint}
-	p.missed++
+	p.mu.missed++
 	p.keep(m)
 	return &MissError{m}
 }
@@ -190,9 +193,9 @@ func (p *Player) seek(used []uint32) {
 			if !done[p.rec.Exchanges[i].Number] {
 				break // equal ones are used in their order
 			}
-			p.next[key]++
-			p.unused--
-			p.answered++
+			p.mu.next[key]++
+			p.mu.unused--
+			p.mu.answered++
 		}
 	}
 }
@@ -201,8 +204,8 @@ func (p *Player) seek(used []uint32) {
 func (p *Player) Rewind() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	clear(p.next)
-	p.answered, p.missed, p.misses, p.unused = 0, 0, nil, int64(len(p.rec.Exchanges))
+	clear(p.mu.next)
+	p.mu.answered, p.mu.missed, p.mu.misses, p.mu.unused = 0, 0, nil, int64(len(p.rec.Exchanges))
 	if p.back != nil {
 		return p.back()
 	}
@@ -221,7 +224,7 @@ func (p *Player) Close() error {
 func (p *Player) Used() (used []uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for key, n := range p.next {
+	for key, n := range p.mu.next {
 		for _, i := range p.byKey[key][:n] {
 			used = append(used, p.rec.Exchanges[i].Number)
 		}

@@ -35,15 +35,17 @@ type Recorder struct {
 	log    *slog.Logger
 	now    func() time.Time
 
-	mu     sync.Mutex
-	is     sandbox.Recording
-	size   int64
-	last   uint32
-	full   bool  // nothing more is begun
-	failed error // nothing more is written
-	closed bool
+	mu struct {
+		sync.Mutex
+		is     sandbox.Recording
+		size   int64
+		last   uint32
+		full   bool  // nothing more is begun
+		failed error // nothing more is written
+		closed bool
 
-	unfound map[string]bool // names on the recording that were looked up in vain
+		unfound map[string]bool // names on the recording that were looked up in vain
+	}
 }
 
 // Over records what passes on to next. Requests have their URL and Host set, as
@@ -54,14 +56,14 @@ func (r *Recorder) Over(next http.RoundTripper) http.RoundTripper { return recor
 func (r *Recorder) Unfound(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.full || len(name) > maxName || len(r.unfound) >= maxUnfound || r.unfound[name] {
+	if r.mu.full || len(name) > maxName || len(r.mu.unfound) >= maxUnfound || r.mu.unfound[name] {
 		return
 	}
 	if r.write(kindUnfound, 0, []byte(name)) {
-		if r.unfound == nil {
-			r.unfound = map[string]bool{}
+		if r.mu.unfound == nil {
+			r.mu.unfound = map[string]bool{}
 		}
-		r.unfound[name] = true
+		r.mu.unfound[name] = true
 	}
 }
 
@@ -69,14 +71,14 @@ func (r *Recorder) Unfound(name string) {
 func (r *Recorder) Status() sandbox.Recording {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	is := r.is
-	is.Bytes = r.size
+	is := r.mu.is
+	is.Bytes = r.mu.size
 	return is
 }
 
 // write appends a frame. Callers hold mu.
 func (r *Recorder) write(k kind, exchange uint32, v any) bool {
-	if r.failed != nil || r.closed {
+	if r.mu.failed != nil || r.mu.closed {
 		return false
 	}
 	payload, ok := v.([]byte)
@@ -86,13 +88,13 @@ func (r *Recorder) write(k kind, exchange uint32, v any) bool {
 			return r.fail(err)
 		}
 	}
-	b := appendFrame(nil, r.sealer, r.size, k, exchange, payload)
-	if _, err := r.f.WriteAt(b, r.size); err != nil {
+	b := appendFrame(nil, r.sealer, r.mu.size, k, exchange, payload)
+	if _, err := r.f.WriteAt(b, r.mu.size); err != nil {
 		return r.fail(err)
 	}
-	r.size += int64(len(b))
-	if r.size >= r.limits.Recording {
-		r.full = true
+	r.mu.size += int64(len(b))
+	if r.mu.size >= r.limits.Recording {
+		r.mu.full = true
 	}
 	return true
 }
@@ -100,10 +102,10 @@ func (r *Recorder) write(k kind, exchange uint32, v any) bool {
 // fail gives the recording up. What is whole on it stays; the sandbox goes on, and
 // what it does now is counted as dropped.
 func (r *Recorder) fail(err error) bool {
-	r.failed = err
-	r.log.Error("a recording cannot be written; it ends here", "recording", r.is.ID, "err", err)
-	if err := r.f.Truncate(r.size); err != nil {
-		r.log.Warn("the torn end of a recording stays; readers stop before it", "recording", r.is.ID, "err", err)
+	r.mu.failed = err
+	r.log.Error("a recording cannot be written; it ends here", "recording", r.mu.is.ID, "err", err)
+	if err := r.f.Truncate(r.mu.size); err != nil {
+		r.log.Warn("the torn end of a recording stays; readers stop before it", "recording", r.mu.is.ID, "err", err)
 	}
 	return false
 }
@@ -112,27 +114,27 @@ func (r *Recorder) fail(err error) bool {
 func (r *Recorder) finish(interrupted bool) (sandbox.Recording, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return r.is, nil
+	if r.mu.closed {
+		return r.mu.is, nil
 	}
-	f := finish{At: r.now().UTC(), Interrupted: interrupted, Dropped: r.is.Dropped}
+	f := finish{At: r.now().UTC(), Interrupted: interrupted, Dropped: r.mu.is.Dropped}
 	r.write(kindFinish, 0, f)
-	r.closed = true
-	r.is.State, r.is.FinishedAt, r.is.Bytes = sandbox.RecordingFinished, f.At, r.size
+	r.mu.closed = true
+	r.mu.is.State, r.mu.is.FinishedAt, r.mu.is.Bytes = sandbox.RecordingFinished, f.At, r.mu.size
 	if interrupted {
-		r.is.State = sandbox.RecordingInterrupted
+		r.mu.is.State = sandbox.RecordingInterrupted
 	}
-	return r.is, errors.Join(r.f.Sync(), r.f.Close())
+	return r.mu.is, errors.Join(r.f.Sync(), r.f.Close())
 }
 
 // abandon closes the file as it is: the next process goes on with it.
 func (r *Recorder) abandon() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
+	if r.mu.closed {
 		return nil
 	}
-	r.closed = true
+	r.mu.closed = true
 	return r.f.Close()
 }
 
@@ -141,15 +143,17 @@ func (r *Recorder) begin(req *http.Request) *exchange {
 	head := requestHead{At: r.now().UTC(), Method: text(req.Method), URL: text(requestURL(req)), Proto: req.Proto, Header: headerOf(req.Header)}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
+	if r.mu.closed {
 		return nil
 	}
-	if r.full || r.last >= maxExchanges || r.failed != nil || !r.write(kindRequest, r.last+1, head) {
-		r.is.Dropped++
+	if r.mu.full || r.mu.last >= maxExchanges || r.mu.failed != nil || !r.write(kindRequest, r.mu.last+1, head) {
+		r.mu.is.Dropped++
 		return nil
 	}
-	r.last++
-	return &exchange{r: r, number: r.last, length: req.ContentLength, sent: body{kind: kindRequestBody, hash: sha256.New()}, got: body{kind: kindAnswerBody, hash: sha256.New()}}
+	r.mu.last++
+	e := &exchange{r: r, number: r.mu.last, length: req.ContentLength}
+	e.mu.sent, e.mu.got = body{kind: kindRequestBody, hash: sha256.New()}, body{kind: kindAnswerBody, hash: sha256.New()}
+	return e
 }
 
 // requestURL is where a request goes: whom it asks for, at the port that the
@@ -188,10 +192,12 @@ type exchange struct {
 	number uint32
 	length int64 // of the request's body as announced; -1 = not
 
-	mu   sync.Mutex
-	sent body // the request's
-	got  body
-	over bool
+	mu struct {
+		sync.Mutex
+		sent body // the request's
+		got  body
+		over bool
+	}
 }
 
 // body is one as it passes.
@@ -208,7 +214,7 @@ type body struct {
 func (e *exchange) pass(b *body, p []byte) {
 	b.hash.Write(p)
 	b.n += int64(len(p))
-	if e.over || b.truncated {
+	if e.mu.over || b.truncated {
 		return
 	}
 	if b.n > e.r.limits.Body {
@@ -229,7 +235,7 @@ func (e *exchange) flush(b *body) {
 		return
 	}
 	e.r.mu.Lock()
-	if e.r.full {
+	if e.r.mu.full {
 		b.truncated = true
 	} else {
 		e.r.write(b.kind, e.number, b.pending)
@@ -242,22 +248,22 @@ func (e *exchange) flush(b *body) {
 func (e *exchange) finish(is end) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.over {
+	if e.mu.over {
 		return
 	}
-	e.flush(&e.sent)
-	e.flush(&e.got)
-	e.over = true
-	is.At, is.Request, is.Answer = e.r.now().UTC(), e.sent.n, e.got.n
-	is.Hash = hex.EncodeToString(e.sent.hash.Sum(nil))
-	is.Partial = !e.sent.ended && e.sent.n != e.length
-	is.Truncated, is.TruncatedRequest = e.got.truncated, e.sent.truncated
+	e.flush(&e.mu.sent)
+	e.flush(&e.mu.got)
+	e.mu.over = true
+	is.At, is.Request, is.Answer = e.r.now().UTC(), e.mu.sent.n, e.mu.got.n
+	is.Hash = hex.EncodeToString(e.mu.sent.hash.Sum(nil))
+	is.Partial = !e.mu.sent.ended && e.mu.sent.n != e.length
+	is.Truncated, is.TruncatedRequest = e.mu.got.truncated, e.mu.sent.truncated
 	e.r.mu.Lock()
 	defer e.r.mu.Unlock()
 	if e.r.write(kindEnd, e.number, is) {
-		e.r.is.Exchanges++
+		e.r.mu.is.Exchanges++
 		if is.Truncated || is.Upgrade {
-			e.r.is.Truncated++
+			e.r.mu.is.Truncated++
 		}
 	}
 }
@@ -273,7 +279,7 @@ func (t recording) RoundTrip(req *http.Request) (*http.Response, error) {
 		return t.next.RoundTrip(req)
 	}
 	if req.Body == nil || req.Body == http.NoBody {
-		e.sent.ended = true
+		e.mu.sent.ended = true
 	} else {
 		req = req.Clone(req.Context())
 		req.Body, req.GetBody = &sentBody{ReadCloser: req.Body, e: e}, nil // sent again it would be on the recording twice
@@ -310,9 +316,9 @@ func (b *sentBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.e.mu.Lock()
 	defer b.e.mu.Unlock()
-	if !b.e.over {
-		b.e.pass(&b.e.sent, p[:n])
-		b.e.sent.ended = b.e.sent.ended || err == io.EOF
+	if !b.e.mu.over {
+		b.e.pass(&b.e.mu.sent, p[:n])
+		b.e.mu.sent.ended = b.e.mu.sent.ended || err == io.EOF
 	}
 	return n, err
 }
@@ -327,9 +333,9 @@ type gotBody struct {
 func (b *gotBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.e.mu.Lock()
-	if !b.e.over {
-		b.e.pass(&b.e.got, p[:n])
-		b.e.got.ended = b.e.got.ended || err == io.EOF
+	if !b.e.mu.over {
+		b.e.pass(&b.e.mu.got, p[:n])
+		b.e.mu.got.ended = b.e.mu.got.ended || err == io.EOF
 	}
 	b.e.mu.Unlock()
 	switch {
@@ -346,7 +352,7 @@ func (b *gotBody) Read(p []byte) (int, error) {
 func (b *gotBody) Close() error {
 	err := b.ReadCloser.Close()
 	b.e.mu.Lock()
-	whole := b.e.got.ended || b.e.got.n == b.res.ContentLength || b.res.Request != nil && b.res.Request.Method == http.MethodHead ||
+	whole := b.e.mu.got.ended || b.e.mu.got.n == b.res.ContentLength || b.res.Request != nil && b.res.Request.Method == http.MethodHead ||
 		b.res.StatusCode == http.StatusNoContent || b.res.StatusCode == http.StatusNotModified
 	b.e.mu.Unlock()
 	b.e.finish(end{Cut: !whole})

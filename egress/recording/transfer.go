@@ -107,12 +107,12 @@ func (l *Library) Import(ctx context.Context, id string, r io.Reader) (is sandbo
 	if err != nil {
 		return is, sandbox.Errorf(sandbox.Unavailable, op, "%w", errors.Join(err, final.Close()))
 	}
-	c := copier{sealer: rec.sealer, at: rec.size, w: io.NewOffsetWriter(final, rec.size)}
+	c := copier{sealer: rec.sealer, at: rec.mu.size, w: io.NewOffsetWriter(final, rec.mu.size)}
 	if err := c.frames(ctx, t); err != nil {
 		return is, errors.Join(err, final.Close())
 	}
-	rec.size, rec.is.Dropped = c.at, t.finished.Dropped
-	t.count(&rec.is)
+	rec.mu.size, rec.mu.is.Dropped = c.at, t.finished.Dropped
+	t.count(&rec.mu.is)
 	is, err = rec.finish(t.finished.Interrupted)
 	if err != nil {
 		return is, sandbox.Errorf(sandbox.Unavailable, op, "%w", err)

@@ -71,9 +71,11 @@ type Server struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu        sync.Mutex
-	conns     int
-	strangers map[string]int // in the handshake, by address
+	mu struct {
+		sync.Mutex
+		conns     int
+		strangers map[string]int // in the handshake, by address
+	}
 }
 
 // New makes a server.
@@ -90,7 +92,8 @@ func New(cfg Config) *Server {
 	if cfg.KeyLook == 0 {
 		cfg.KeyLook = 5 * time.Second
 	}
-	s := &Server{cfg: cfg, ssh: cfg.CA.config(), log: cfg.Logger, strangers: map[string]int{}}
+	s := &Server{cfg: cfg, ssh: cfg.CA.config(), log: cfg.Logger}
+	s.mu.strangers = map[string]int{}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -140,23 +143,23 @@ func (s *Server) admit(from net.Addr) (known, leave func(), ok bool) {
 	address, _, _ := net.SplitHostPort(from.String())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.conns >= s.cfg.MaxConns || s.strangers[address] >= s.cfg.MaxStrangers || s.ctx.Err() != nil {
+	if s.mu.conns >= s.cfg.MaxConns || s.mu.strangers[address] >= s.cfg.MaxStrangers || s.ctx.Err() != nil {
 		return nil, nil, false
 	}
-	s.conns++
-	s.strangers[address]++
+	s.mu.conns++
+	s.mu.strangers[address]++
 	known = sync.OnceFunc(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.strangers[address]--; s.strangers[address] == 0 {
-			delete(s.strangers, address)
+		if s.mu.strangers[address]--; s.mu.strangers[address] == 0 {
+			delete(s.mu.strangers, address)
 		}
 	})
 	return known, func() {
 		known()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.conns--
+		s.mu.conns--
 	}, true
 }
 

@@ -60,8 +60,8 @@ func TestStrangersOfOneAddress(t *testing.T) {
 	for _, f := range leave {
 		f()
 	}
-	if s.conns != 0 || len(s.strangers) != 0 {
-		t.Errorf("left: %d connections, %v", s.conns, s.strangers)
+	if s.mu.conns != 0 || len(s.mu.strangers) != 0 {
+		t.Errorf("left: %d connections, %v", s.mu.conns, s.mu.strangers)
 	}
 }
 

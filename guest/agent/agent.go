@@ -69,16 +69,18 @@ type Agent struct {
 	// entering serialises enter and leave.
 	entering sync.Mutex
 
-	mu        sync.Mutex
-	secret    []byte // replaced, never changed in place
-	closed    bool
-	listeners map[net.Listener]struct{}
-	open      map[net.Conn]struct{}
-	strangers []stranger // oldest first
-	sessions  map[string]*wire.Conn
-	episode   *episode      // nil when no container is served
-	swapping  bool          // an episode was left and the next is about to come
-	swapped   notify.Change // when it has, or does not
+	mu struct {
+		sync.Mutex
+		secret    []byte // replaced, never changed in place
+		closed    bool
+		listeners map[net.Listener]struct{}
+		open      map[net.Conn]struct{}
+		strangers []stranger // oldest first
+		sessions  map[string]*wire.Conn
+		episode   *episode      // nil when no container is served
+		swapping  bool          // an episode was left and the next is about to come
+		swapped   notify.Change // when it has, or does not
+	}
 }
 
 // New makes an agent that serves no container yet.
@@ -86,8 +88,8 @@ func New(cfg Config) *Agent {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	a := &Agent{secret: cfg.Secret, space: cfg.Space, log: cfg.Logger, budget: &budget{max: totalLogs}, initGrace: initGrace,
-		listeners: map[net.Listener]struct{}{}, open: map[net.Conn]struct{}{}, sessions: map[string]*wire.Conn{}}
+	a := &Agent{space: cfg.Space, log: cfg.Logger, budget: &budget{max: totalLogs}, initGrace: initGrace}
+	a.mu.secret, a.mu.listeners, a.mu.open, a.mu.sessions = cfg.Secret, map[net.Listener]struct{}{}, map[net.Conn]struct{}{}, map[string]*wire.Conn{}
 	a.callbacks.init(cfg.Logger)
 	if cfg.Frugal {
 		a.quiet = time.AfterFunc(frugalAfter, giveBack)
@@ -116,18 +118,18 @@ func giveBack() {
 // Serve accepts connections until ctx ends or Close. It closes l.
 func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 	a.mu.Lock()
-	if a.closed {
+	if a.mu.closed {
 		a.mu.Unlock()
 		l.Close()
 		return net.ErrClosed
 	}
-	a.listeners[l] = struct{}{}
+	a.mu.listeners[l] = struct{}{}
 	a.mu.Unlock()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	defer func() {
 		l.Close()
 		a.mu.Lock()
-		delete(a.listeners, l)
+		delete(a.mu.listeners, l)
 		a.mu.Unlock()
 	}()
 	for {
@@ -181,8 +183,8 @@ func (a *Agent) serve(c net.Conn) {
 func (a *Agent) admit(c net.Conn) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for !a.closed && len(a.strangers) >= maxStrangers {
-		oldest := a.strangers[0]
+	for !a.mu.closed && len(a.mu.strangers) >= maxStrangers {
+		oldest := a.mu.strangers[0]
 		if wait := strangerTime - time.Since(oldest.since); wait > 0 {
 			a.mu.Unlock()
 			time.Sleep(wait)
@@ -190,15 +192,15 @@ func (a *Agent) admit(c net.Conn) bool {
 			continue
 		}
 		oldest.Close()
-		a.strangers = a.strangers[1:]
+		a.mu.strangers = a.mu.strangers[1:]
 	}
-	if a.closed {
+	if a.mu.closed {
 		c.Close()
 		return false
 	}
 	a.conns.Add(1)
-	a.open[c] = struct{}{}
-	a.strangers = append(a.strangers, stranger{c, time.Now()})
+	a.mu.open[c] = struct{}{}
+	a.mu.strangers = append(a.mu.strangers, stranger{c, time.Now()})
 	return true
 }
 
@@ -207,24 +209,24 @@ func (a *Agent) admit(c net.Conn) bool {
 func (a *Agent) trust(c net.Conn, wc *wire.Conn, secret []byte) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.dropStrangerLocked(c) || !bytes.Equal(secret, a.secret) {
+	if !a.dropStrangerLocked(c) || !bytes.Equal(secret, a.mu.secret) {
 		return false
 	}
-	a.sessions[wc.ID()] = wc
+	a.mu.sessions[wc.ID()] = wc
 	return true
 }
 
 func (a *Agent) leaves(wc *wire.Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.sessions, wc.ID())
+	delete(a.mu.sessions, wc.ID())
 }
 
 // progress is how far the connection of that name has come; nil if there is none.
 func (a *Agent) progress(id string) *wire.Progress {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	wc := a.sessions[id]
+	wc := a.mu.sessions[id]
 	if wc == nil {
 		return nil
 	}
@@ -235,13 +237,13 @@ func (a *Agent) progress(id string) *wire.Progress {
 func (a *Agent) currentSecret() []byte {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.secret
+	return a.mu.secret
 }
 
 func (a *Agent) dropStrangerLocked(c net.Conn) bool {
-	for i, s := range a.strangers {
+	for i, s := range a.mu.strangers {
 		if s.Conn == c {
-			a.strangers = append(a.strangers[:i], a.strangers[i+1:]...)
+			a.mu.strangers = append(a.mu.strangers[:i], a.mu.strangers[i+1:]...)
 			return true
 		}
 	}
@@ -251,7 +253,7 @@ func (a *Agent) dropStrangerLocked(c net.Conn) bool {
 func (a *Agent) forget(c net.Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.open, c)
+	delete(a.mu.open, c)
 	a.dropStrangerLocked(c)
 }
 
@@ -261,11 +263,11 @@ func (a *Agent) Close() {
 		a.quiet.Stop()
 	}
 	a.mu.Lock()
-	a.closed = true
-	for l := range a.listeners {
+	a.mu.closed = true
+	for l := range a.mu.listeners {
 		l.Close()
 	}
-	for c := range a.open {
+	for c := range a.mu.open {
 		c.Close()
 	}
 	a.mu.Unlock()
@@ -322,7 +324,7 @@ func (a *Agent) enter(r wire.Req) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.episode = ep
+	a.mu.episode = ep
 	return nil
 }
 
@@ -331,16 +333,16 @@ func (a *Agent) enter(r wire.Req) error {
 func (a *Agent) swap() (over func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.swapping = true
-	until := a.swapped.Next()
+	a.mu.swapping = true
+	until := a.mu.swapped.Next()
 	return func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if a.swapped.Next() != until {
+		if a.mu.swapped.Next() != until {
 			return
 		}
-		a.swapping = false
-		a.swapped.Tell()
+		a.mu.swapping = false
+		a.mu.swapped.Tell()
 	}
 }
 
@@ -366,8 +368,8 @@ func (a *Agent) scrub() error {
 // leaveNow is leave under entering.
 func (a *Agent) leaveNow() {
 	a.mu.Lock()
-	ep := a.episode
-	a.episode = nil
+	ep := a.mu.episode
+	a.mu.episode = nil
 	a.mu.Unlock()
 	if ep != nil {
 		a.callbacks.hangUp() // whoever called is about to be killed
@@ -378,8 +380,8 @@ func (a *Agent) leaveNow() {
 }
 
 // swapWait bounds how long a request that came amid a reset waits for the next
-// episode, which takes some milliseconds to come.
-const swapWait = 10 * time.Second
+// episode, which takes some milliseconds to come, and at most deadGrace.
+const swapWait = deadGrace + 10*time.Second
 
 // swapGrace is how long after the end of the connection that left an episode the
 // next is still expected: the host may enter on another connection, or be dead.
@@ -393,7 +395,7 @@ func (a *Agent) next(ctx context.Context, not *episode) (*episode, error) {
 	defer late.Stop()
 	for {
 		a.mu.Lock()
-		ep, swapping, swapped := a.episode, a.swapping, a.swapped.Next()
+		ep, swapping, swapped := a.mu.episode, a.mu.swapping, a.mu.swapped.Next()
 		a.mu.Unlock()
 		if ep != nil && ep != not {
 			return ep, nil
@@ -415,8 +417,8 @@ func (a *Agent) next(ctx context.Context, not *episode) (*episode, error) {
 func (a *Agent) current() (*episode, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.episode == nil {
+	if a.mu.episode == nil {
 		return nil, errNoContainer()
 	}
-	return a.episode, nil
+	return a.mu.episode, nil
 }

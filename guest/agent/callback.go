@@ -36,26 +36,28 @@ type callbacks struct {
 	log   *slog.Logger
 	clock execClock // stands still with the sandbox; leases are of it
 
-	mu      sync.Mutex
-	token   string // whose listener it is; "" = there is none
-	ln      net.Listener
-	port    int
-	last    int64 // id of the newest caller; ids are never used again
-	callers map[int64]*caller
-	changed notify.Change // a caller more or less, or another listener
-	asking  int           // accepts under way
-	lease   *deadline     // nil while one is
-	closed  bool
+	mu struct {
+		sync.Mutex
+		token   string // whose listener it is; "" = there is none
+		ln      net.Listener
+		port    int
+		last    int64 // id of the newest caller; ids are never used again
+		callers map[int64]*caller
+		changed notify.Change // a caller more or less, or another listener
+		asking  int           // accepts under way
+		lease   *deadline     // nil while one is
+		closed  bool
+	}
 }
 
 func (c *callbacks) init(log *slog.Logger) {
-	c.log, c.callers = log, map[int64]*caller{}
+	c.log, c.mu.callers = log, map[int64]*caller{}
 }
 
 func (c *callbacks) listening() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.token != ""
+	return c.mu.token != ""
 }
 
 // listen opens the listener for a token. The same again changes nothing; a new
@@ -80,15 +82,15 @@ func (a *Agent) listen(ep *episode, r wire.Req) error {
 func (c *callbacks) start(token string, port int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
+	if c.mu.closed {
 		return errNoContainer()
 	}
-	if c.token == token && c.port == port {
+	if c.mu.token == token && c.mu.port == port {
 		return nil
 	}
-	if c.token != "" && c.port == port {
-		c.forsakeLocked(c.token != token)
-		c.token = token
+	if c.mu.token != "" && c.mu.port == port {
+		c.forsakeLocked(c.mu.token != token)
+		c.mu.token = token
 		c.leaseLocked()
 		return nil
 	}
@@ -102,7 +104,7 @@ func (c *callbacks) start(token string, port int) error {
 		}
 		return sandbox.Errorf(sandbox.Unavailable, "", "%w", err)
 	}
-	c.token, c.port, c.ln = token, port, ln
+	c.mu.token, c.mu.port, c.mu.ln = token, port, ln
 	c.leaseLocked()
 	go c.acceptFrom(ln)
 	return nil
@@ -121,10 +123,10 @@ func (c *callbacks) acceptFrom(ln net.Listener) {
 			continue
 		}
 		c.mu.Lock()
-		if c.ln == ln {
-			c.last++
-			c.callers[c.last] = newCaller(nc.(*net.TCPConn))
-			c.changed.Tell()
+		if c.mu.ln == ln {
+			c.mu.last++
+			c.mu.callers[c.mu.last] = newCaller(nc.(*net.TCPConn))
+			c.mu.changed.Tell()
 		} else {
 			nc.Close()
 		}
@@ -136,7 +138,7 @@ func (c *callbacks) acceptFrom(ln net.Listener) {
 func (c *callbacks) awaitSlot(ln net.Listener) bool {
 	for {
 		c.mu.Lock()
-		ours, free, changed := c.ln == ln, len(c.callers) < maxCallers, c.changed.Next()
+		ours, free, changed := c.mu.ln == ln, len(c.mu.callers) < maxCallers, c.mu.changed.Next()
 		c.mu.Unlock()
 		if !ours || free {
 			return ours
@@ -147,9 +149,9 @@ func (c *callbacks) awaitSlot(ln net.Listener) bool {
 
 // leaseLocked gives the host its time to ask, from now on.
 func (c *callbacks) leaseLocked() {
-	c.clock.drop(c.lease)
-	c.lease = nil
-	if c.token == "" || c.asking > 0 {
+	c.clock.drop(c.mu.lease)
+	c.mu.lease = nil
+	if c.mu.token == "" || c.mu.asking > 0 {
 		return
 	}
 	var d *deadline
@@ -157,37 +159,37 @@ func (c *callbacks) leaseLocked() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.clock.drop(d)
-		if c.lease == d {
+		if c.mu.lease == d {
 			c.stopLocked()
 		}
 	})
-	c.lease = d
+	c.mu.lease = d
 }
 
 // accept returns the ids of the callers after one, waiting for the first.
 func (c *callbacks) accept(ctx context.Context, token string, after int64) ([]int64, error) {
 	c.mu.Lock()
-	c.asking++
+	c.mu.asking++
 	c.leaseLocked()
 	defer func() {
-		c.asking--
+		c.mu.asking--
 		c.leaseLocked()
 		c.mu.Unlock()
 	}()
 	for {
-		if token == "" || c.token != token {
+		if token == "" || c.mu.token != token {
 			return nil, &sandbox.Error{Class: sandbox.NotFound, Msg: "this listener is no more"}
 		}
 		var ids []int64
-		for id := after + 1; id <= c.last; id++ {
-			if c.callers[id] != nil {
+		for id := after + 1; id <= c.mu.last; id++ {
+			if c.mu.callers[id] != nil {
 				ids = append(ids, id)
 			}
 		}
 		if len(ids) > 0 {
 			return ids, nil
 		}
-		changed := c.changed.Next()
+		changed := c.mu.changed.Next()
 		c.mu.Unlock()
 		select {
 		case <-changed:
@@ -203,16 +205,16 @@ func (c *callbacks) accept(ctx context.Context, token string, after int64) ([]in
 func (c *callbacks) find(id int64) *caller {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.callers[id]
+	return c.mu.callers[id]
 }
 
 // drop ends one caller.
 func (c *callbacks) drop(id int64) {
 	c.mu.Lock()
-	k := c.callers[id]
+	k := c.mu.callers[id]
 	if k != nil {
-		delete(c.callers, id)
-		c.changed.Tell()
+		delete(c.mu.callers, id)
+		c.mu.changed.Tell()
 	}
 	c.mu.Unlock()
 	if k != nil {
@@ -245,39 +247,39 @@ func (c *callbacks) forget() {
 }
 
 func (c *callbacks) forsakeLocked(say bool) {
-	for id, k := range c.callers {
-		delete(c.callers, id)
+	for id, k := range c.mu.callers {
+		delete(c.mu.callers, id)
 		if say {
 			k.lament()
 		}
 		k.conn.Close()
 	}
-	c.changed.Tell()
+	c.mu.changed.Tell()
 }
 
 // stop ends the listener of a token, and no other.
 func (c *callbacks) stop(token string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.token == token {
+	if c.mu.token == token {
 		c.stopLocked()
 	}
 }
 
 func (c *callbacks) stopLocked() {
-	if c.ln != nil {
-		c.ln.Close()
+	if c.mu.ln != nil {
+		c.mu.ln.Close()
 	}
-	c.ln, c.token, c.port = nil, "", 0
-	c.clock.drop(c.lease)
-	c.lease = nil
+	c.mu.ln, c.mu.token, c.mu.port = nil, "", 0
+	c.clock.drop(c.mu.lease)
+	c.mu.lease = nil
 	c.forsakeLocked(true)
 }
 
 func (c *callbacks) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.closed = true
+	c.mu.closed = true
 	c.stopLocked()
 }
 

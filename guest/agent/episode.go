@@ -50,15 +50,17 @@ type episode struct {
 	running   sync.WaitGroup // processes not yet reaped
 	clock     execClock
 
-	mu     sync.Mutex
-	env    []string // replaced, never changed in place
-	left   bool
-	execs  map[string]*exec // running and recently ended
-	order  []*exec          // of execs, by start
-	graves map[grave]tombstone
-	live   int
-	kept   int // ended ones in execs
-	behind []*pump
+	mu struct {
+		sync.Mutex
+		env    []string // replaced, never changed in place
+		left   bool
+		execs  map[string]*exec // running and recently ended
+		order  []*exec          // of execs, by start
+		graves map[grave]tombstone
+		live   int
+		kept   int // ended ones in execs
+		behind []*pump
+	}
 }
 
 // grave is the hash of an exec id.
@@ -84,8 +86,9 @@ func graveOf(id string) (g grave) {
 func newEpisode(sp Space, r wire.Req, b *budget) *episode {
 	token := make([]byte, 8)
 	rand.Read(token)
-	ep := &episode{space: sp, initPID: r.InitPID, env: r.Env, workdir: r.WorkingDir, user: r.User, token: hex.EncodeToString(token), budget: b,
-		initGone: sp.initGone(), over: make(chan struct{}), execs: map[string]*exec{}, graves: map[grave]tombstone{}}
+	ep := &episode{space: sp, initPID: r.InitPID, workdir: r.WorkingDir, user: r.User, token: hex.EncodeToString(token), budget: b,
+		initGone: sp.initGone(), over: make(chan struct{})}
+	ep.mu.env, ep.mu.execs, ep.mu.graves = r.Env, map[string]*exec{}, map[grave]tombstone{}
 	if ep.workdir == "" {
 		ep.workdir = "/"
 	}
@@ -98,7 +101,7 @@ func newEpisode(sp Space, r wire.Req, b *budget) *episode {
 // markLocked is the mark of the next exec.
 func (ep *episode) markLocked(id string) string {
 	if ep.fixed {
-		id = strconv.Itoa(len(ep.execs) + len(ep.graves) + 1)
+		id = strconv.Itoa(len(ep.mu.execs) + len(ep.mu.graves) + 1)
 	}
 	return markKey + "=" + ep.token + ":" + id
 }
@@ -130,12 +133,12 @@ func (ep *episode) reserve(spec *sandbox.ProcessSpec) (ex *exec, fresh bool, err
 		return nil, false, err
 	}
 	switch {
-	case ep.left:
+	case ep.mu.left:
 		return nil, false, errReset()
-	case ep.live >= maxRunning:
-		return nil, false, &sandbox.Error{Class: sandbox.NoCapacity, Msg: fmt.Sprintf("%d processes started through the API are running, the most there may be", ep.live),
+	case ep.mu.live >= maxRunning:
+		return nil, false, &sandbox.Error{Class: sandbox.NoCapacity, Msg: fmt.Sprintf("%d processes started through the API are running, the most there may be", ep.mu.live),
 			Hint: "end some first", RetryAfter: time.Second}
-	case len(ep.execs)+len(ep.graves) >= maxIDs:
+	case len(ep.mu.execs)+len(ep.mu.graves) >= maxIDs:
 		return nil, false, &sandbox.Error{Class: sandbox.Precondition, Msg: fmt.Sprintf("this episode has run %d processes, the most it can remember", maxIDs),
 			Hint: "reset the sandbox or make a new one"}
 	}
@@ -149,9 +152,9 @@ func (ep *episode) reserve(spec *sandbox.ProcessSpec) (ex *exec, fresh bool, err
 		ex.cwd = ep.workdir
 	}
 	ex.input <- struct{}{}
-	ep.execs[ex.id] = ex
-	ep.order = append(ep.order, ex)
-	ep.live++
+	ep.mu.execs[ex.id] = ex
+	ep.mu.order = append(ep.mu.order, ex)
+	ep.mu.live++
 	ep.running.Add(1)
 	return ex, true, nil
 }
@@ -184,10 +187,10 @@ func (ep *episode) find(id string) (*exec, error) {
 }
 
 func (ep *episode) findLocked(id string) *exec {
-	if ex := ep.execs[id]; ex != nil {
+	if ex := ep.mu.execs[id]; ex != nil {
 		return ex
 	}
-	t, ok := ep.graves[graveOf(id)]
+	t, ok := ep.mu.graves[graveOf(id)]
 	if !ok {
 		return nil
 	}
@@ -197,8 +200,10 @@ func (ep *episode) findLocked(id string) *exec {
 // raise makes a record of a tombstone, good for one answer: it ended, and its
 // output is lost.
 func (ep *episode) raise(id string, t tombstone) *exec {
-	ex := &exec{id: id, ep: ep, started: make(chan struct{}), done: make(chan struct{}), inner: int(t.pid), reaped: true,
-		input: make(chan struct{}, 1), log: &outlog{budget: ep.budget, start: t.bytes, end: t.bytes, closed: true}}
+	ex := &exec{id: id, ep: ep, started: make(chan struct{}), done: make(chan struct{}), inner: int(t.pid),
+		input: make(chan struct{}, 1), log: &outlog{budget: ep.budget}}
+	ex.log.mu.start, ex.log.mu.end, ex.log.mu.closed = t.bytes, t.bytes, true
+	ex.mu.reaped = true
 	ex.end = sandbox.ProcessEnd{OutputBytes: t.bytes, Duration: t.duration,
 		End: sandbox.End{Cause: t.cause, ExitCode: int(t.code), Signal: t.signal, At: time.Unix(0, t.at)}}
 	close(ex.started)
@@ -212,18 +217,18 @@ func (ep *episode) failed(ex *exec) {
 	defer ep.running.Done()
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	ep.live--
+	ep.mu.live--
 	switch sandbox.ClassOf(ex.startErr) {
 	case sandbox.Unavailable, sandbox.Internal:
-		delete(ep.execs, ex.id)
-		for i, e := range ep.order {
+		delete(ep.mu.execs, ex.id)
+		for i, e := range ep.mu.order {
 			if e == ex {
-				ep.order = append(ep.order[:i], ep.order[i+1:]...)
+				ep.mu.order = append(ep.mu.order[:i], ep.mu.order[i+1:]...)
 				break
 			}
 		}
 	default:
-		ep.kept++
+		ep.mu.kept++
 		ep.evictLocked()
 	}
 }
@@ -233,16 +238,16 @@ func (ep *episode) ended(ex *exec) {
 	ep.budget.retire(ex.log)
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	ep.live--
-	ep.kept++
+	ep.mu.live--
+	ep.mu.kept++
 	ep.evictLocked()
 }
 
 // evictLocked turns the oldest ended records into tombstones. A failed start
 // has none: its answer is forgotten, its id is not, and the end says so.
 func (ep *episode) evictLocked() {
-	for i := 0; ep.kept > maxEnded && i < len(ep.order); {
-		ex := ep.order[i]
+	for i := 0; ep.mu.kept > maxEnded && i < len(ep.mu.order); {
+		ex := ep.mu.order[i]
 		var t tombstone
 		select {
 		case <-ex.started:
@@ -262,10 +267,10 @@ func (ep *episode) evictLocked() {
 			e := ex.end
 			t = tombstone{at: e.At.UnixNano(), duration: e.Duration, bytes: e.OutputBytes, pid: int32(ex.inner), code: int16(e.ExitCode), cause: e.Cause, signal: e.Signal}
 		}
-		ep.graves[graveOf(ex.id)] = t
-		delete(ep.execs, ex.id)
-		ep.order = append(ep.order[:i], ep.order[i+1:]...)
-		ep.kept--
+		ep.mu.graves[graveOf(ex.id)] = t
+		delete(ep.mu.execs, ex.id)
+		ep.mu.order = append(ep.mu.order[:i], ep.mu.order[i+1:]...)
+		ep.mu.kept--
 		ep.budget.forget(ex.log)
 	}
 }
@@ -278,19 +283,19 @@ func (ep *episode) leftBehind(p *pump) {
 	default:
 	}
 	ep.mu.Lock()
-	live := ep.behind[:0]
-	for _, q := range ep.behind {
+	live := ep.mu.behind[:0]
+	for _, q := range ep.mu.behind {
 		select {
 		case <-q.gone:
 		default:
 			live = append(live, q)
 		}
 	}
-	ep.behind = append(live, p)
+	ep.mu.behind = append(live, p)
 	var oldest *pump
-	if len(ep.behind) > maxLeft || ep.left {
-		oldest = ep.behind[0]
-		ep.behind = append([]*pump(nil), ep.behind[1:]...)
+	if len(ep.mu.behind) > maxLeft || ep.mu.left {
+		oldest = ep.mu.behind[0]
+		ep.mu.behind = append([]*pump(nil), ep.mu.behind[1:]...)
 	}
 	ep.mu.Unlock()
 	if oldest != nil {
@@ -302,7 +307,7 @@ func (ep *episode) leftBehind(p *pump) {
 func (ep *episode) all() []*exec {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	return append([]*exec(nil), ep.order...)
+	return append([]*exec(nil), ep.mu.order...)
 }
 
 // markedID is the exec a process says it belongs to, "" for none.
@@ -337,14 +342,14 @@ const leaveGrace = 2 * time.Second
 // leave ends every process with cause reset.
 func (ep *episode) leave() {
 	ep.mu.Lock()
-	if ep.left {
+	if ep.mu.left {
 		ep.mu.Unlock()
 		return
 	}
-	ep.left = true
+	ep.mu.left = true
 	close(ep.over)
-	execs := append([]*exec(nil), ep.order...)
-	ran := len(ep.execs)+len(ep.graves) > 0
+	execs := append([]*exec(nil), ep.mu.order...)
+	ran := len(ep.mu.execs)+len(ep.mu.graves) > 0
 	ep.mu.Unlock()
 	leaders := map[int]bool{}
 	starting := false
@@ -374,8 +379,8 @@ func (ep *episode) leave() {
 	case <-time.After(leaveGrace):
 	}
 	ep.mu.Lock()
-	behind := ep.behind
-	ep.behind = nil
+	behind := ep.mu.behind
+	ep.mu.behind = nil
 	ep.mu.Unlock()
 	for _, p := range behind {
 		p.close()

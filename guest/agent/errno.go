@@ -34,7 +34,7 @@ func fileError(path string, err error) error {
 		return &sandbox.Error{Class: sandbox.Internal, Msg: path, Err: err}
 	}
 	switch errno {
-	case unix.ENOENT:
+	case unix.ENOENT, unix.ESRCH: // of /proc: the process has ended meanwhile
 		return mk(sandbox.NotFound, "no such file or directory: %s", path)
 	case unix.EACCES, unix.EPERM:
 		return mk(sandbox.Denied, "permission denied: %s", path)

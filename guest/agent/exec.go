@@ -43,14 +43,17 @@ type exec struct {
 
 	input chan struct{} // holds one token: whose turn it is to write stdin
 
-	mu       sync.Mutex
-	child    *child // nil before the start and after the end
-	pid      int    // leader of the tree, stays after the end
-	reaped   bool   // pid may be another process now
-	wanted   sandbox.Cause
-	asked    unix.Signal    // last signal sent through the API
-	deadline *deadline      // nil without one
-	killing  sync.WaitGroup // trees being killed; the end waits for them
+	killing sync.WaitGroup // trees being killed; the end waits for them
+
+	mu struct {
+		sync.Mutex
+		child    *child // nil before the start and after the end
+		pid      int    // leader of the tree, stays after the end
+		reaped   bool   // pid may be another process now
+		wanted   sandbox.Cause
+		asked    unix.Signal // last signal sent through the API
+		deadline *deadline   // nil without one
+	}
 }
 
 // leader is the pid of the main process in the agent's namespace, 0 before the
@@ -58,7 +61,7 @@ type exec struct {
 func (ex *exec) leader() (pid int, running bool) {
 	ex.mu.Lock()
 	defer ex.mu.Unlock()
-	return ex.pid, ex.pid != 0 && !ex.reaped
+	return ex.mu.pid, ex.mu.pid != 0 && !ex.mu.reaped
 }
 
 // launch starts the process. It is called once, by the request that made the
@@ -74,10 +77,10 @@ func (ex *exec) launch(spec *sandbox.ProcessSpec, input [][]byte) {
 	}
 	ex.inner = c.inner
 	ex.mu.Lock()
-	ex.child, ex.pid = c, c.pid
-	reset := ex.wanted == sandbox.ResetCause
+	ex.mu.child, ex.mu.pid = c, c.pid
+	reset := ex.mu.wanted == sandbox.ResetCause
 	if spec.Timeout > 0 {
-		ex.deadline = ex.ep.clock.deadline(spec.Timeout, func() { ex.kill(sandbox.Deadline) })
+		ex.mu.deadline = ex.ep.clock.deadline(spec.Timeout, func() { ex.kill(sandbox.Deadline) })
 	}
 	ex.mu.Unlock()
 	go ex.wait(c)
@@ -136,8 +139,8 @@ func (ex *exec) wait(c *child) {
 	end.At = at
 
 	ex.mu.Lock()
-	ex.child = nil
-	ex.ep.clock.drop(ex.deadline)
+	ex.mu.child = nil
+	ex.ep.clock.drop(ex.mu.deadline)
 	ex.mu.Unlock()
 	c.pidfd.Close()
 	if c.stdin != nil && c.term == nil {
@@ -167,8 +170,8 @@ func (ex *exec) reap(c *child) (unix.WaitStatus, unix.Rusage) {
 		ex.mu.Lock()
 		defer ex.mu.Unlock()
 		n, err := retryEINTR(func() (int, error) { return unix.Wait4(c.pid, &status, flags, &usage) })
-		ex.reaped = n == c.pid || err != nil
-		return ex.reaped
+		ex.mu.reaped = n == c.pid || err != nil
+		return ex.mu.reaped
 	}
 	if rc, err := c.pidfd.SyscallConn(); err == nil {
 		rc.Read(func(fd uintptr) bool {
@@ -194,12 +197,12 @@ func (ex *exec) cause(ws unix.WaitStatus) sandbox.End {
 		end.ExitCode = ws.ExitStatus()
 	}
 	ex.mu.Lock()
-	wanted, asked := ex.wanted, ex.asked
+	wanted, asked := ex.mu.wanted, ex.mu.asked
 	ex.mu.Unlock()
 	switch {
 	case wanted != "":
 		end.Cause = wanted
-	case end.ExitCode == 128+int(unix.SIGKILL) && ex.ep.space.contained() && outOfMemory().ended(ex.pid, ws.Signaled()):
+	case end.ExitCode == 128+int(unix.SIGKILL) && ex.ep.space.contained() && outOfMemory().ended(ex.mu.pid, ws.Signaled()):
 		end.Cause, end.Detail = sandbox.OOM, "over the memory limit"
 	case asked == unix.SIGKILL || asked == unix.SIGTERM || asked != 0 && ws.Signaled() && ws.Signal() == asked:
 		end.Cause = sandbox.KilledByUser
@@ -218,25 +221,25 @@ func (ex *exec) cause(ws unix.WaitStatus) sandbox.End {
 }
 
 // tree is its processes. pid must be set.
-func (ex *exec) tree() tree { return tree{leaders: map[int]bool{ex.pid: true}, mark: ex.mark} }
+func (ex *exec) tree() tree { return tree{leaders: map[int]bool{ex.mu.pid: true}, mark: ex.mark} }
 
 // kill ends it for a reason of ours; the first reason stays. The whole tree
 // goes, except at a reset, where leave sees to all trees at once.
 func (ex *exec) kill(why sandbox.Cause) {
 	ex.mu.Lock()
-	if ex.reaped {
+	if ex.mu.reaped {
 		ex.mu.Unlock()
 		return
 	}
-	if ex.wanted == "" {
-		ex.wanted = why
+	if ex.mu.wanted == "" {
+		ex.mu.wanted = why
 	}
-	if ex.pid == 0 {
+	if ex.mu.pid == 0 {
 		ex.mu.Unlock()
 		return // launch sees wanted
 	}
-	unix.Kill(-ex.pid, unix.SIGKILL)
-	unix.Kill(ex.pid, unix.SIGKILL)
+	unix.Kill(-ex.mu.pid, unix.SIGKILL)
+	unix.Kill(ex.mu.pid, unix.SIGKILL)
 	if why == sandbox.ResetCause {
 		ex.mu.Unlock()
 		return
@@ -249,7 +252,7 @@ func (ex *exec) kill(why sandbox.Cause) {
 func (ex *exec) killTreeLocked() {
 	ex.killing.Add(1)
 	defer ex.killing.Done()
-	c := ex.child
+	c := ex.mu.child
 	ex.mu.Unlock()
 	if c != nil && c.group != nil && c.group.kill() == nil {
 		return
@@ -260,12 +263,12 @@ func (ex *exec) killTreeLocked() {
 // signal is a signal through the API, to the tree or to the process alone.
 func (ex *exec) signal(sig unix.Signal, processOnly bool) error {
 	ex.mu.Lock()
-	pid := ex.pid
-	if ex.child == nil || ex.reaped {
+	pid := ex.mu.pid
+	if ex.mu.child == nil || ex.mu.reaped {
 		ex.mu.Unlock()
 		return errEnded(ex.id)
 	}
-	ex.asked = sig
+	ex.mu.asked = sig
 	err := unix.Kill(pid, sig)
 	switch {
 	case err != nil && err != unix.ESRCH:
@@ -299,7 +302,7 @@ func (ex *exec) withStdin(ctx context.Context, f func(*child) error) error {
 	}
 	defer func() { ex.input <- struct{}{} }()
 	ex.mu.Lock()
-	c := ex.child
+	c := ex.mu.child
 	ex.mu.Unlock()
 	if c == nil {
 		return errEnded(ex.id)
@@ -325,7 +328,7 @@ func (ex *exec) withStdin(ctx context.Context, f func(*child) error) error {
 
 func (ex *exec) resize(size sandbox.TermSize) error {
 	ex.mu.Lock()
-	c := ex.child
+	c := ex.mu.child
 	ex.mu.Unlock()
 	if c == nil {
 		return errEnded(ex.id)

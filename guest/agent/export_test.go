@@ -9,5 +9,5 @@ func (a *Agent) SetInitGrace(d time.Duration) { a.initGrace = d }
 func (a *Agent) Visitors() int {
 	a.visitors.mu.Lock()
 	defer a.visitors.mu.Unlock()
-	return len(a.visitors.all)
+	return len(a.visitors.mu.all)
 }

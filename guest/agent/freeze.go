@@ -14,10 +14,12 @@ import (
 // fires at once, before anyone could tell the agent how long it was away. So
 // deadlines are taken down before the pause and put up again after it.
 type execClock struct {
-	mu     sync.Mutex
-	frozen time.Time // zero while it runs
-	still  time.Duration
-	live   map[*deadline]struct{}
+	mu struct {
+		sync.Mutex
+		frozen time.Time // zero while it runs
+		still  time.Duration
+		live   map[*deadline]struct{}
+	}
 }
 
 // deadline is when an exec is killed.
@@ -33,11 +35,11 @@ func (c *execClock) deadline(d time.Duration, f func()) *deadline {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := &deadline{f: f, left: d}
-	if c.live == nil {
-		c.live = map[*deadline]struct{}{}
+	if c.mu.live == nil {
+		c.mu.live = map[*deadline]struct{}{}
 	}
-	c.live[t] = struct{}{}
-	if c.frozen.IsZero() {
+	c.mu.live[t] = struct{}{}
+	if c.mu.frozen.IsZero() {
 		t.start()
 	}
 	return t
@@ -55,7 +57,7 @@ func (c *execClock) drop(t *deadline) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.live, t)
+	delete(c.mu.live, t)
 	if t.timer != nil {
 		t.timer.Stop()
 	}
@@ -64,15 +66,15 @@ func (c *execClock) drop(t *deadline) {
 func (c *execClock) freeze() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.frozen.IsZero() {
+	if !c.mu.frozen.IsZero() {
 		return
 	}
-	c.frozen = time.Now()
-	for t := range c.live {
+	c.mu.frozen = time.Now()
+	for t := range c.mu.live {
 		if t.timer.Stop() {
 			t.left, t.timer = time.Until(t.at), nil
 		} else {
-			delete(c.live, t) // it has fired
+			delete(c.mu.live, t) // it has fired
 		}
 	}
 }
@@ -80,12 +82,12 @@ func (c *execClock) freeze() {
 func (c *execClock) thaw() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.frozen.IsZero() {
+	if c.mu.frozen.IsZero() {
 		return
 	}
-	c.still += time.Since(c.frozen)
-	c.frozen = time.Time{}
-	for t := range c.live {
+	c.mu.still += time.Since(c.mu.frozen)
+	c.mu.frozen = time.Time{}
+	for t := range c.mu.live {
 		t.start()
 	}
 }
@@ -94,10 +96,10 @@ func (c *execClock) thaw() {
 func (c *execClock) stood() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.frozen.IsZero() {
-		return c.still
+	if c.mu.frozen.IsZero() {
+		return c.mu.still
 	}
-	return c.still + time.Since(c.frozen)
+	return c.mu.still + time.Since(c.mu.frozen)
 }
 
 // freeze readies the agent for a pause or a checkpoint.
@@ -215,8 +217,8 @@ func (ep *episode) rehearse(spec *sandbox.ProcessSpec) error {
 func (a *Agent) resecret(but *session, secret []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.secret = secret
-	for c := range a.open {
+	a.mu.secret = secret
+	for c := range a.mu.open {
 		if c != but.conn.Conn {
 			c.Close()
 		}
@@ -230,11 +232,11 @@ func (ep *episode) setEnv(env []string) {
 	}
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	ep.env = env
+	ep.mu.env = env
 }
 
 func (ep *episode) baseEnv() []string {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	return ep.env
+	return ep.mu.env
 }

@@ -23,7 +23,7 @@ func TestCallbackLease(t *testing.T) {
 	if err := c.start("one", port); err != nil {
 		t.Fatal(err)
 	}
-	if c.lease == nil || c.lease.timer == nil {
+	if c.mu.lease == nil || c.mu.lease.timer == nil {
 		t.Fatal("nobody asks, and no lease runs")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -31,7 +31,7 @@ func TestCallbackLease(t *testing.T) {
 	go func() { defer close(asked); c.accept(ctx, "one", 0) }()
 	for { // until it asks
 		c.mu.Lock()
-		n, lease := c.asking, c.lease
+		n, lease := c.mu.asking, c.mu.lease
 		c.mu.Unlock()
 		if n == 1 {
 			if lease != nil {
@@ -43,14 +43,14 @@ func TestCallbackLease(t *testing.T) {
 	c.clock.freeze()
 	cancel() // the checkpoint cuts it off
 	<-asked
-	if c.lease == nil || c.lease.timer != nil {
+	if c.mu.lease == nil || c.mu.lease.timer != nil {
 		t.Error("the lease of a sandbox that stands still must wait")
 	}
 	c.clock.thaw()
-	if c.lease.timer == nil {
+	if c.mu.lease.timer == nil {
 		t.Error("and run when it goes on")
 	}
-	c.lease.f() // its time is over
+	c.mu.lease.f() // its time is over
 	if c.listening() {
 		t.Error("the listener outlived its lease")
 	}

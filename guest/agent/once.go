@@ -16,9 +16,11 @@ const maxAnswers = 256
 // answers are those of requests that must not run twice, by the request's id: one
 // that is sent again, since its answer did not arrive, gets the same answer.
 type answers struct {
-	mu    sync.Mutex
-	byID  map[string]*answer
-	order []string // oldest first
+	mu struct {
+		sync.Mutex
+		byID  map[string]*answer
+		order []string // oldest first
+	}
 }
 
 type answer struct {
@@ -32,23 +34,23 @@ type answer struct {
 func (as *answers) begin(id string) (a *answer, mine bool) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	if a := as.byID[id]; a != nil {
+	if a := as.mu.byID[id]; a != nil {
 		return a, false
 	}
-	if as.byID == nil {
-		as.byID = map[string]*answer{}
+	if as.mu.byID == nil {
+		as.mu.byID = map[string]*answer{}
 	}
-	if len(as.order) >= maxAnswers {
+	if len(as.mu.order) >= maxAnswers {
 		select {
-		case <-as.byID[as.order[0]].given:
-			delete(as.byID, as.order[0])
-			as.order = as.order[1:]
+		case <-as.mu.byID[as.mu.order[0]].given:
+			delete(as.mu.byID, as.mu.order[0])
+			as.mu.order = as.mu.order[1:]
 		default: // still under way; there are no more of these than connections
 		}
 	}
 	a = &answer{given: make(chan struct{})}
-	as.byID[id] = a
-	as.order = append(as.order, id)
+	as.mu.byID[id] = a
+	as.mu.order = append(as.mu.order, id)
 	return a, true
 }
 
@@ -84,10 +86,10 @@ func (s *session) once(r wire.Req, body *content) error {
 func (as *answers) forget() {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	as.order = slices.DeleteFunc(as.order, func(id string) bool {
+	as.mu.order = slices.DeleteFunc(as.mu.order, func(id string) bool {
 		select {
-		case <-as.byID[id].given:
-			delete(as.byID, id)
+		case <-as.mu.byID[id].given:
+			delete(as.mu.byID, id)
 			return true
 		default: // under way, as is the one that forgets
 			return false

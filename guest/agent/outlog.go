@@ -23,15 +23,17 @@ const (
 type outlog struct {
 	budget *budget
 
-	mu      sync.Mutex
-	segs    []segment
-	start   int64 // offset of the first byte held
-	end     int64 // offset behind the last byte produced
-	closed  bool  // no output will follow
-	readers map[*logReader]struct{}
-	changed notify.Change
+	mu struct {
+		sync.Mutex
+		segs    []segment
+		start   int64 // offset of the first byte held
+		end     int64 // offset behind the last byte produced
+		closed  bool  // no output will follow
+		readers map[*logReader]struct{}
+		changed notify.Change
 
-	forgotten bool // nothing but an attached reader needs it any more
+		forgotten bool // nothing but an attached reader needs it any more
+	}
 }
 
 // segment is a run of one stream. Bytes below len(data) never change, so a
@@ -53,23 +55,23 @@ func (l *outlog) append(s sandbox.Stream, p []byte) {
 	l.mu.Lock()
 	grown := int64(0)
 	for rest := p; len(rest) > 0; {
-		last := len(l.segs) - 1
-		if last < 0 || l.segs[last].stream != s || len(l.segs[last].data) == cap(l.segs[last].data) {
+		last := len(l.mu.segs) - 1
+		if last < 0 || l.mu.segs[last].stream != s || len(l.mu.segs[last].data) == cap(l.mu.segs[last].data) {
 			// Double what is held, so that ten bytes cost hundreds and not
 			// tens of thousands, and a megabyte costs few segments.
-			size := min(max(256, len(rest), int(l.end-l.start)), segMax)
-			l.segs = append(l.segs, segment{stream: s, offset: l.end, data: make([]byte, 0, size)})
+			size := min(max(256, len(rest), int(l.mu.end-l.mu.start)), segMax)
+			l.mu.segs = append(l.mu.segs, segment{stream: s, offset: l.mu.end, data: make([]byte, 0, size)})
 			grown += int64(size)
 			last++
 		}
-		seg := &l.segs[last]
+		seg := &l.mu.segs[last]
 		n := min(len(rest), cap(seg.data)-len(seg.data))
 		seg.data = append(seg.data, rest[:n]...)
-		l.end += int64(n)
+		l.mu.end += int64(n)
 		rest = rest[n:]
 	}
 	dropped := l.trimLocked(l.budget.logCap())
-	l.changed.Tell()
+	l.mu.changed.Tell()
 	l.mu.Unlock()
 	l.budget.add(grown - dropped)
 }
@@ -79,21 +81,21 @@ func (l *outlog) append(s sandbox.Stream, p []byte) {
 func (l *outlog) trimLocked(limit int64) (freed int64) {
 	need := l.needLocked()
 	n := 0
-	for n < len(l.segs) && l.end-l.start > limit && l.segs[n].end() <= need {
-		freed += int64(cap(l.segs[n].data))
-		l.start = l.segs[n].end()
+	for n < len(l.mu.segs) && l.mu.end-l.mu.start > limit && l.mu.segs[n].end() <= need {
+		freed += int64(cap(l.mu.segs[n].data))
+		l.mu.start = l.mu.segs[n].end()
 		n++
 	}
 	if n > 0 {
-		l.segs = append([]segment(nil), l.segs[n:]...)
+		l.mu.segs = append([]segment(nil), l.mu.segs[n:]...)
 	}
 	return freed
 }
 
 // needLocked is the lowest offset an attached reader still needs.
 func (l *outlog) needLocked() int64 {
-	need := l.end
-	for r := range l.readers {
+	need := l.mu.end
+	for r := range l.mu.readers {
 		need = min(need, r.off)
 	}
 	return need
@@ -104,11 +106,11 @@ func (l *outlog) needLocked() int64 {
 func (l *outlog) waitSpace(stop <-chan struct{}) {
 	for {
 		l.mu.Lock()
-		if len(l.readers) == 0 || l.end-l.needLocked() < l.budget.logCap() {
+		if len(l.mu.readers) == 0 || l.mu.end-l.needLocked() < l.budget.logCap() {
 			l.mu.Unlock()
 			return
 		}
-		ch := l.changed.Next()
+		ch := l.mu.changed.Next()
 		l.mu.Unlock()
 		select {
 		case <-ch:
@@ -121,8 +123,8 @@ func (l *outlog) waitSpace(stop <-chan struct{}) {
 // close says that no output follows.
 func (l *outlog) close() {
 	l.mu.Lock()
-	l.closed = true
-	l.changed.Tell()
+	l.mu.closed = true
+	l.mu.changed.Tell()
 	l.mu.Unlock()
 }
 
@@ -130,7 +132,7 @@ func (l *outlog) close() {
 func (l *outlog) total() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.end
+	return l.mu.end
 }
 
 // drop gives back all memory that no attached reader waits for; what readers
@@ -138,7 +140,7 @@ func (l *outlog) total() int64 {
 // the rest follows when the last reader leaves.
 func (l *outlog) drop(forget bool) {
 	l.mu.Lock()
-	l.forgotten = l.forgotten || forget
+	l.mu.forgotten = l.mu.forgotten || forget
 	freed := l.trimLocked(0)
 	l.mu.Unlock()
 	l.budget.add(-freed)
@@ -156,10 +158,10 @@ func (l *outlog) attach(offset int64) *logReader {
 	r := &logReader{log: l, off: max(offset, 0)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.readers == nil {
-		l.readers = map[*logReader]struct{}{}
+	if l.mu.readers == nil {
+		l.mu.readers = map[*logReader]struct{}{}
 	}
-	l.readers[r] = struct{}{}
+	l.mu.readers[r] = struct{}{}
 	return r
 }
 
@@ -167,13 +169,13 @@ func (l *outlog) attach(offset int64) *logReader {
 func (r *logReader) detach() {
 	l := r.log
 	l.mu.Lock()
-	delete(l.readers, r)
+	delete(l.mu.readers, r)
 	limit := l.budget.logCap()
-	if l.forgotten {
+	if l.mu.forgotten {
 		limit = 0
 	}
 	freed := l.trimLocked(limit)
-	l.changed.Tell()
+	l.mu.changed.Tell()
 	l.mu.Unlock()
 	l.budget.add(-freed)
 }
@@ -192,29 +194,29 @@ func (r *logReader) next() (got logRead, wait <-chan struct{}) {
 	l := r.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r.off < l.start {
-		got.lost = &sandbox.Lost{From: r.off, To: l.start}
-		r.off = l.start
+	if r.off < l.mu.start {
+		got.lost = &sandbox.Lost{From: r.off, To: l.mu.start}
+		r.off = l.mu.start
 		return got, nil
 	}
-	if r.off >= l.end {
-		if l.closed {
+	if r.off >= l.mu.end {
+		if l.mu.closed {
 			return logRead{done: true}, nil
 		}
-		return got, l.changed.Next()
+		return got, l.mu.changed.Next()
 	}
-	lo, hi := 0, len(l.segs) // the segment that holds r.off
+	lo, hi := 0, len(l.mu.segs) // the segment that holds r.off
 	for lo+1 < hi {
-		if m := (lo + hi) / 2; l.segs[m].offset <= r.off {
+		if m := (lo + hi) / 2; l.mu.segs[m].offset <= r.off {
 			lo = m
 		} else {
 			hi = m
 		}
 	}
-	seg := l.segs[lo]
+	seg := l.mu.segs[lo]
 	got.seg = segment{stream: seg.stream, offset: r.off, data: seg.data[r.off-seg.offset : len(seg.data) : len(seg.data)]}
 	r.off = seg.end()
-	l.changed.Tell() // room for the writer
+	l.mu.changed.Tell() // room for the writer
 	return got, nil
 }
 
@@ -225,8 +227,10 @@ type budget struct {
 	max  int64
 	held atomic.Int64
 
-	mu    sync.Mutex
-	ended []*outlog // oldest first
+	mu struct {
+		sync.Mutex
+		ended []*outlog // oldest first
+	}
 }
 
 func (b *budget) logCap() int64 {
@@ -246,7 +250,7 @@ func (b *budget) add(n int64) {
 
 func (b *budget) reclaim() {
 	b.mu.Lock()
-	ended := append([]*outlog(nil), b.ended...)
+	ended := append([]*outlog(nil), b.mu.ended...)
 	b.mu.Unlock()
 	for _, l := range ended {
 		if b.held.Load() <= b.max {
@@ -259,7 +263,7 @@ func (b *budget) reclaim() {
 // retire says that the process of a log has ended: its output may go first.
 func (b *budget) retire(l *outlog) {
 	b.mu.Lock()
-	b.ended = append(b.ended, l)
+	b.mu.ended = append(b.mu.ended, l)
 	b.mu.Unlock()
 	if b.held.Load() > b.max {
 		b.reclaim()
@@ -269,9 +273,9 @@ func (b *budget) retire(l *outlog) {
 // forget gives up a log whose record is gone.
 func (b *budget) forget(l *outlog) {
 	b.mu.Lock()
-	for i, e := range b.ended {
+	for i, e := range b.mu.ended {
 		if e == l {
-			b.ended = append(b.ended[:i], b.ended[i+1:]...)
+			b.mu.ended = append(b.mu.ended[:i], b.mu.ended[i+1:]...)
 			break
 		}
 	}

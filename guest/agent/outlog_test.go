@@ -98,14 +98,14 @@ func TestLogShowsEveryByteOrSaysLost(t *testing.T) {
 			"pressure": func(t *rapid.T) { l.drop(false) },
 			"": func(t *rapid.T) {
 				held := int64(0)
-				for _, s := range l.segs {
+				for _, s := range l.mu.segs {
 					held += int64(cap(s.data))
 				}
 				if b.held.Load() != held {
 					t.Fatalf("budget counts %d, log holds %d", b.held.Load(), held)
 				}
-				if len(readers) == 0 && l.end-l.start > logCap+segMax {
-					t.Fatalf("holds %d", l.end-l.start)
+				if len(readers) == 0 && l.mu.end-l.mu.start > logCap+segMax {
+					t.Fatalf("holds %d", l.mu.end-l.mu.start)
 				}
 			},
 		})
@@ -134,8 +134,8 @@ func TestTheOldestEndedOutputGoesFirst(t *testing.T) {
 		b.retire(l)
 		logs = append(logs, l)
 	}
-	if logs[0].end-logs[0].start != 0 || logs[3].end-logs[3].start != 512<<10 || b.held.Load() > b.max {
-		t.Errorf("oldest holds %d, newest %d, together %d", logs[0].end-logs[0].start, logs[3].end-logs[3].start, b.held.Load())
+	if logs[0].mu.end-logs[0].mu.start != 0 || logs[3].mu.end-logs[3].mu.start != 512<<10 || b.held.Load() > b.max {
+		t.Errorf("oldest holds %d, newest %d, together %d", logs[0].mu.end-logs[0].mu.start, logs[3].mu.end-logs[3].mu.start, b.held.Load())
 	}
 }
 

@@ -26,12 +26,14 @@ type containerSpace struct {
 	filesOnly bool // no spawner is needed
 	ahead     bool // the launcher of the next container is made before it is entered
 
-	mu     sync.Mutex
-	inside *inside   // nil when not entered
-	staged *inside   // entered and not yet served; nil when none
-	next   *launcher // nil when none is being made
-	file   *thread   // for the files of the next container, without its setup; nil = none
-	dying  *inside   // left, and its processes were killed; nil once they are known to be gone
+	mu struct {
+		sync.Mutex
+		inside *inside   // nil when not entered
+		staged *inside   // entered and not yet served; nil when none
+		next   *launcher // nil when none is being made
+		file   *thread   // for the files of the next container, without its setup; nil = none
+		dying  *inside   // left, and its processes were killed; nil once they are known to be gone
+	}
 }
 
 // inside is one entered container.
@@ -68,7 +70,7 @@ func NewContainerSpace() Space { return &containerSpace{} }
 // at once to prepare for the container to come.
 func NewKernelSpace() Space {
 	c := &containerSpace{ahead: true}
-	c.next = newLauncher(true)
+	c.mu.next = newLauncher(true)
 	go func() { // without it the first call on files makes one, which takes it 2 ms
 		t, err := newThread(ownRoot)
 		if err != nil {
@@ -76,7 +78,7 @@ func NewKernelSpace() Space {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.file = t
+		c.mu.file = t
 	}()
 	return c
 }
@@ -114,8 +116,8 @@ func (b *launcher) end() {
 // takeLauncher waits for the launcher made ahead, or makes one.
 func (c *containerSpace) takeLauncher() (*launcher, error) {
 	c.mu.Lock()
-	b := c.next
-	c.next = nil
+	b := c.mu.next
+	c.mu.next = nil
 	c.mu.Unlock()
 	if b == nil {
 		b = newLauncher(c.ahead)
@@ -137,7 +139,7 @@ func (c *containerSpace) prepare(initPID int, pids int64, workdir string) error 
 		return err
 	}
 	c.mu.Lock()
-	in, c.staged = c.staged, in
+	in, c.mu.staged = c.mu.staged, in
 	c.mu.Unlock()
 	if in != nil {
 		in.close()
@@ -150,10 +152,10 @@ func (c *containerSpace) prepare(initPID int, pids int64, workdir string) error 
 // it any more.
 func (c *containerSpace) rest() {
 	c.mu.Lock()
-	staged, next := c.staged, c.next
-	c.staged = nil
+	staged, next := c.mu.staged, c.mu.next
+	c.mu.staged = nil
 	if next != nil && next.used {
-		c.next = nil
+		c.mu.next = nil
 	}
 	c.mu.Unlock()
 	if staged != nil {
@@ -166,8 +168,8 @@ func (c *containerSpace) rest() {
 
 func (c *containerSpace) enter(initPID int, pids int64, workdir string) (home bool, err error) {
 	c.mu.Lock()
-	in := c.staged
-	c.staged = nil
+	in := c.mu.staged
+	c.mu.staged = nil
 	c.mu.Unlock()
 	if in != nil && (in.initPID != initPID || in.workdir != workdir) {
 		in.close()
@@ -189,7 +191,7 @@ func (c *containerSpace) enter(initPID int, pids int64, workdir string) (home bo
 	go in.watch()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.inside = in
+	c.mu.inside = in
 	return in.home, nil
 }
 
@@ -198,7 +200,7 @@ func (c *containerSpace) enter(initPID int, pids int64, workdir string) (home bo
 // 10 ms and more to come in, which a create would wait for.
 func (c *containerSpace) resolv(content string) (err error) {
 	c.mu.Lock()
-	in := c.inside
+	in := c.mu.inside
 	c.mu.Unlock()
 	if in == nil || in.spawn == nil {
 		return errNoContainer()
@@ -229,8 +231,8 @@ func (c *containerSpace) join(initPID int, pids int64, workdir string) (*inside,
 	}
 	in := &inside{init: os.NewFile(uintptr(fd), "init"), gone: make(chan struct{}), initPID: initPID, workdir: workdir}
 	c.mu.Lock()
-	ahead := c.file
-	c.file = nil
+	ahead := c.mu.file
+	c.mu.file = nil
 	c.mu.Unlock()
 	in.file = newThreadPool(fileThreads, fileKeep, ahead, func() error {
 		if err := enterThread(fd, 0); err != nil {
@@ -376,11 +378,15 @@ func (in *inside) kill() {
 	rc.Control(func(fd uintptr) { unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
 }
 
+// deadGrace bounds how long a reset waits for what it killed: after it the sandbox
+// ends. On a machine without CPU to spare 2 s were not enough.
+const deadGrace = 30 * time.Second
+
 // awaitDead waits until all that ran in the container left last is gone.
 func (c *containerSpace) awaitDead() error {
 	c.mu.Lock()
-	in := c.dying
-	c.dying = nil
+	in := c.mu.dying
+	c.mu.dying = nil
 	c.mu.Unlock()
 	if in == nil {
 		return nil
@@ -388,7 +394,7 @@ func (c *containerSpace) awaitDead() error {
 	select {
 	case <-in.gone:
 		return nil
-	case <-time.After(leaveGrace):
+	case <-time.After(deadGrace):
 		return errors.New("processes of the container that was left do not end")
 	}
 }
@@ -423,8 +429,8 @@ func (in *inside) close() {
 
 func (c *containerSpace) leave() {
 	c.mu.Lock()
-	in := c.inside
-	c.inside = nil
+	in := c.mu.inside
+	c.mu.inside = nil
 	c.mu.Unlock()
 	if in == nil {
 		return
@@ -433,10 +439,10 @@ func (c *containerSpace) leave() {
 		in.kill()
 		b := in.reclaim()
 		c.mu.Lock()
-		old := c.next
-		c.next, c.dying = b, in
-		if c.file == nil {
-			c.file = in.file.takeAhead()
+		old := c.mu.next
+		c.mu.next, c.mu.dying = b, in
+		if c.mu.file == nil {
+			c.mu.file = in.file.takeAhead()
 		}
 		c.mu.Unlock()
 		if old != nil {
@@ -464,7 +470,7 @@ func (c *containerSpace) leave() {
 func (c *containerSpace) now() *inside {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.inside
+	return c.mu.inside
 }
 
 func (c *containerSpace) files(f func()) error {

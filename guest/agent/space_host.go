@@ -14,9 +14,11 @@ import (
 type hostSpace struct {
 	root string
 
-	mu   sync.Mutex // also serialises spawner, as in a container
-	dir  *os.File   // root while entered
-	null *os.File
+	mu struct { // also serialises spawner, as in a container
+		sync.Mutex
+		dir  *os.File // root while entered
+		null *os.File
+	}
 }
 
 // HostSpace acts on a directory of this machine, without isolation.
@@ -39,7 +41,7 @@ func (h *hostSpace) enter(_ int, _ int64, workdir string) (home bool, err error)
 		return false, err
 	}
 	h.mu.Lock()
-	h.dir, h.null = d, null
+	h.mu.dir, h.mu.null = d, null
 	h.mu.Unlock()
 	err = h.spawner(func() {
 		var st unix.Stat_t
@@ -53,16 +55,16 @@ func (h *hostSpace) forFiles() Space { return HostSpace(h.root) }
 func (h *hostSpace) leave() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.dir != nil {
-		h.dir.Close()
-		h.null.Close()
-		h.dir = nil
+	if h.mu.dir != nil {
+		h.mu.dir.Close()
+		h.mu.null.Close()
+		h.mu.dir = nil
 	}
 }
 
 func (h *hostSpace) files(f func()) error {
 	h.mu.Lock()
-	entered := h.dir != nil
+	entered := h.mu.dir != nil
 	h.mu.Unlock()
 	if !entered {
 		return errLeft
@@ -76,7 +78,7 @@ func (h *hostSpace) spawner(f func()) error { return h.files(f) }
 func (h *hostSpace) open(path string, flags int, mode uint32) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.dir == nil {
+	if h.mu.dir == nil {
 		return -1, errLeft
 	}
 	if flags&(unix.O_CREAT|unix.O_TMPFILE) == 0 {
@@ -88,7 +90,7 @@ func (h *hostSpace) open(path string, flags int, mode uint32) (int, error) {
 	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Mode: uint64(mode), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
 	return retryEINTR(func() (int, error) {
 		for {
-			fd, err := unix.Openat2(int(h.dir.Fd()), "./"+path, &how)
+			fd, err := unix.Openat2(int(h.mu.dir.Fd()), "./"+path, &how)
 			if err != unix.EAGAIN { // a rename elsewhere during resolution
 				return fd, err
 			}
@@ -128,5 +130,5 @@ func (h *hostSpace) processes() *group         { return nil }
 func (h *hostSpace) devNull() (*os.File, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.null, nil
+	return h.mu.null, nil
 }

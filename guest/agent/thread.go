@@ -72,25 +72,30 @@ type threadPool struct {
 	keep  time.Duration // how long idle threads live; 0 = until close
 	slots chan struct{}
 
-	mu     sync.Mutex
-	idle   []*thread
-	ahead  *thread // made before it was needed, without its setup; nil = none
-	timer  *time.Timer
-	closed bool
+	mu struct {
+		sync.Mutex
+		idle   []*thread
+		ahead  *thread // made before it was needed, without its setup; nil = none
+		timer  *time.Timer
+		closed bool
+	}
 }
 
 // newThreadPool makes a pool; ahead, with a root of its own, will be its first thread.
 func newThreadPool(max int, keep time.Duration, ahead *thread, setup func() error) *threadPool {
-	p := &threadPool{setup: setup, keep: keep, slots: make(chan struct{}, max), ahead: ahead}
+	p := &threadPool{setup: setup, keep: keep, slots: make(chan struct{}, max)}
+	p.mu.ahead = ahead
 	if ahead != nil {
-		p.timer = time.AfterFunc(keep, p.trim)
+		p.mu.timer = time.AfterFunc(keep, p.trim)
 	}
 	return p
 }
 
 // poolOf is a pool of the one thread that there is.
 func poolOf(t *thread) *threadPool {
-	return &threadPool{slots: make(chan struct{}, 1), idle: []*thread{t}}
+	p := &threadPool{slots: make(chan struct{}, 1)}
+	p.mu.idle = []*thread{t}
+	return p
 }
 
 // do runs f on one of the threads and returns when it has.
@@ -108,18 +113,18 @@ func (p *threadPool) do(f func()) error {
 
 func (p *threadPool) take() (*thread, error) {
 	p.mu.Lock()
-	if p.closed {
+	if p.mu.closed {
 		p.mu.Unlock()
 		return nil, errLeft
 	}
-	if n := len(p.idle); n > 0 {
-		t := p.idle[n-1]
-		p.idle = p.idle[:n-1]
+	if n := len(p.mu.idle); n > 0 {
+		t := p.mu.idle[n-1]
+		p.mu.idle = p.mu.idle[:n-1]
 		p.mu.Unlock()
 		return t, nil
 	}
-	t := p.ahead
-	p.ahead = nil
+	t := p.mu.ahead
+	p.mu.ahead = nil
 	p.mu.Unlock()
 	if t == nil {
 		return newThread(func() error {
@@ -142,21 +147,21 @@ func (p *threadPool) take() (*thread, error) {
 func (p *threadPool) takeAhead() *thread {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	t := p.ahead
-	p.ahead = nil
+	t := p.mu.ahead
+	p.mu.ahead = nil
 	return t
 }
 
 func (p *threadPool) give(t *thread) {
 	p.mu.Lock()
-	if p.closed {
+	if p.mu.closed {
 		p.mu.Unlock()
 		t.end()
 		return
 	}
-	p.idle = append(p.idle, t)
-	if p.keep > 0 && p.timer == nil {
-		p.timer = time.AfterFunc(p.keep, p.trim)
+	p.mu.idle = append(p.mu.idle, t)
+	if p.keep > 0 && p.mu.timer == nil {
+		p.mu.timer = time.AfterFunc(p.keep, p.trim)
 	}
 	p.mu.Unlock()
 }
@@ -171,12 +176,12 @@ func (p *threadPool) detach(grace time.Duration) *thread {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.closed = true
-	if len(p.idle) == 0 {
+	p.mu.closed = true
+	if len(p.mu.idle) == 0 {
 		return nil
 	}
-	t := p.idle[0]
-	p.idle = nil
+	t := p.mu.idle[0]
+	p.mu.idle = nil
 	<-p.slots
 	return t
 }
@@ -185,11 +190,11 @@ func (p *threadPool) detach(grace time.Duration) *thread {
 // which is cheaper than remembering when each was used.
 func (p *threadPool) trim() {
 	p.mu.Lock()
-	idle := p.idle
-	if p.ahead != nil {
-		idle = append(idle, p.ahead)
+	idle := p.mu.idle
+	if p.mu.ahead != nil {
+		idle = append(idle, p.mu.ahead)
 	}
-	p.idle, p.ahead, p.timer = nil, nil, nil
+	p.mu.idle, p.mu.ahead, p.mu.timer = nil, nil, nil
 	p.mu.Unlock()
 	for _, t := range idle {
 		t.end()
@@ -199,10 +204,10 @@ func (p *threadPool) trim() {
 // close waits for the jobs under way and ends the threads.
 func (p *threadPool) close() {
 	p.mu.Lock()
-	if p.timer != nil {
-		p.timer.Stop()
+	if p.mu.timer != nil {
+		p.mu.timer.Stop()
 	}
-	p.closed = true
+	p.mu.closed = true
 	p.mu.Unlock()
 	p.trim()
 	for range cap(p.slots) { // every job has gone once all slots are ours

@@ -145,11 +145,11 @@ func (tr tree) living(all []task) []task {
 // kill ends a whole tree. Members are stopped before any is killed, so that
 // none can fork out of sight between being listed and dying; rounds repeat
 // until none is found twice, because a process in the middle of an execve shows
-// no environment. It gives up after about a second: what survives that is not a
-// process we can kill.
+// no environment. It gives up after about five seconds, on a busy machine more:
+// what survives that is not a process we can kill.
 func (tr tree) kill() {
 	empty := 0
-	for round := range 60 {
+	for round := range 260 {
 		members := tr.living(allTasks())
 		if empty++; len(members) > 0 {
 			empty = 0
@@ -163,7 +163,7 @@ func (tr tree) kill() {
 		for _, t := range members {
 			unix.Kill(t.pid, unix.SIGKILL)
 		}
-		time.Sleep(min(time.Millisecond<<round, 20*time.Millisecond))
+		time.Sleep(min(time.Millisecond<<min(round, 5), 20*time.Millisecond))
 	}
 }
 

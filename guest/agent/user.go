@@ -45,9 +45,11 @@ func (id ident) mayEnter(st *unix.Stat_t) bool {
 // bounded. Content is kept until the file changes: a process start then costs
 // one stat.
 type userDB struct {
-	mu     sync.Mutex
-	passwd cachedFile
-	group  cachedFile
+	mu struct {
+		sync.Mutex
+		passwd cachedFile
+		group  cachedFile
+	}
 }
 
 type cachedFile struct {
@@ -125,7 +127,7 @@ func (db *userDB) lookup(sp Space, spec string) (ident, error) {
 	var id ident
 	found := false
 	uid, numeric := id32(user)
-	fields(db.passwd.load(sp, "/etc/passwd"), 6, func(p []string) bool {
+	fields(db.mu.passwd.load(sp, "/etc/passwd"), 6, func(p []string) bool {
 		u, ok1 := id32(p[2])
 		g, ok2 := id32(p[3])
 		if !ok1 || !ok2 || p[0] == "" || p[0] != user && !(numeric && u == uid) {
@@ -161,7 +163,7 @@ func (db *userDB) lookup(sp Space, spec string) (ident, error) {
 	}
 	gid, numeric := id32(group)
 	found = false
-	fields(db.group.load(sp, "/etc/group"), 3, func(p []string) bool {
+	fields(db.mu.group.load(sp, "/etc/group"), 3, func(p []string) bool {
 		g, ok := id32(p[2])
 		if ok && p[0] == group {
 			gid, found = g, true
@@ -177,7 +179,7 @@ func (db *userDB) lookup(sp Space, spec string) (ident, error) {
 
 func (db *userDB) memberships(sp Space, id ident) []uint32 {
 	var groups []uint32
-	fields(db.group.load(sp, "/etc/group"), 4, func(p []string) bool {
+	fields(db.mu.group.load(sp, "/etc/group"), 4, func(p []string) bool {
 		g, ok := id32(p[2])
 		if !ok || g == id.gid {
 			return false
@@ -197,7 +199,7 @@ func (db *userDB) memberships(sp Space, id ident) []uint32 {
 func (db *userDB) names(sp Space) (user, group func(uint32) string) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	return nameTable(db.passwd.load(sp, "/etc/passwd")), nameTable(db.group.load(sp, "/etc/group"))
+	return nameTable(db.mu.passwd.load(sp, "/etc/passwd")), nameTable(db.mu.group.load(sp, "/etc/group"))
 }
 
 func nameTable(data []byte) func(uint32) string {

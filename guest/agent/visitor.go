@@ -26,9 +26,11 @@ const (
 type visitors struct {
 	clock execClock // stands still with the sandbox; graces are of it
 
-	mu   sync.Mutex
-	byID map[string]*visitor
-	all  map[*visitor]struct{}
+	mu struct {
+		sync.Mutex
+		byID map[string]*visitor
+		all  map[*visitor]struct{}
+	}
 }
 
 // visitor is one connection from outside: a stream to the host, over whichever
@@ -42,11 +44,13 @@ type visitor struct {
 	copies sync.WaitGroup
 	ending sync.Once // who ends it says what becomes of the socket
 
-	turn    sync.Mutex // of the session that carries it
-	mu      sync.Mutex
-	carrier *session
-	gone    bool      // from of
-	grace   *deadline // nil while one carries it
+	turn sync.Mutex // of the session that carries it
+	mu   struct {
+		sync.Mutex
+		carrier *session
+		gone    bool      // from of
+		grace   *deadline // nil while one carries it
+	}
 }
 
 func errVisitorGone() error {
@@ -56,7 +60,7 @@ func errVisitorGone() error {
 func (vs *visitors) find(id string) *visitor {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
-	return vs.byID[id]
+	return vs.mu.byID[id]
 }
 
 // add begins a visitor of a container, which copies both ways from now on.
@@ -66,17 +70,17 @@ func (vs *visitors) add(ep *episode, id string, in *net.TCPConn) (*visitor, erro
 		v.st.Plain()
 	}
 	vs.mu.Lock()
-	if len(vs.all) >= maxVisitors {
+	if len(vs.mu.all) >= maxVisitors {
 		vs.mu.Unlock()
 		return nil, sandbox.Errorf(sandbox.NoCapacity, "", "the sandbox has %d connections from outside, as many as there may be", maxVisitors)
 	}
-	if vs.all == nil {
-		vs.byID, vs.all = map[string]*visitor{}, map[*visitor]struct{}{}
+	if vs.mu.all == nil {
+		vs.mu.byID, vs.mu.all = map[string]*visitor{}, map[*visitor]struct{}{}
 	}
 	if id != "" {
-		vs.byID[id] = v
+		vs.mu.byID[id] = v
 	}
-	vs.all[v] = struct{}{}
+	vs.mu.all[v] = struct{}{}
 	vs.mu.Unlock()
 	v.copies.Go(func() {
 		if err := copyOut(v.st, in); err != nil {
@@ -106,7 +110,7 @@ func (vs *visitors) add(ep *episode, id string, in *net.TCPConn) (*visitor, erro
 func (vs *visitors) hangUp() {
 	vs.mu.Lock()
 	var all []*visitor
-	for v := range vs.all {
+	for v := range vs.mu.all {
 		all = append(all, v)
 	}
 	vs.mu.Unlock()
@@ -119,20 +123,20 @@ func (vs *visitors) hangUp() {
 // before is ended first: only then is known what came over it.
 func (v *visitor) carriedBy(s *session, host wire.Mark) error {
 	v.mu.Lock()
-	if v.carrier != nil {
-		v.carrier.conn.Close()
+	if v.mu.carrier != nil {
+		v.mu.carrier.conn.Close()
 	}
 	v.mu.Unlock()
 	v.turn.Lock()
 	defer v.turn.Unlock()
 	v.mu.Lock()
-	if v.gone {
+	if v.mu.gone {
 		v.mu.Unlock()
 		return errVisitorGone()
 	}
-	v.carrier = s
-	v.of.clock.drop(v.grace)
-	v.grace = nil
+	v.mu.carrier = s
+	v.of.clock.drop(v.mu.grace)
+	v.mu.grace = nil
 	v.mu.Unlock()
 	defer v.parted(s)
 	mark := v.st.Mark()
@@ -171,9 +175,9 @@ func (v *visitor) parted(s *session) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.carrier = nil
-	if !v.gone {
-		v.grace = v.of.clock.deadline(visitorGrace, func() { v.hostLeft(true) })
+	v.mu.carrier = nil
+	if !v.mu.gone {
+		v.mu.grace = v.of.clock.deadline(visitorGrace, func() { v.hostLeft(true) })
 	}
 }
 
@@ -217,14 +221,14 @@ func (v *visitor) drop() {
 
 func (v *visitor) forget() {
 	v.of.mu.Lock()
-	delete(v.of.all, v)
-	if v.of.byID[v.id] == v {
-		delete(v.of.byID, v.id)
+	delete(v.of.mu.all, v)
+	if v.of.mu.byID[v.id] == v {
+		delete(v.of.mu.byID, v.id)
 	}
 	v.of.mu.Unlock()
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.gone = true
-	v.of.clock.drop(v.grace)
-	v.grace = nil
+	v.mu.gone = true
+	v.of.clock.drop(v.mu.grace)
+	v.mu.grace = nil
 }

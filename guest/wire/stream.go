@@ -33,32 +33,35 @@ import (
 // Who owns the carrier hands every frame it reads to Feed. An idle stream holds
 // no more than its last small messages.
 type Stream struct {
-	wmu sync.Mutex // one frame at a time goes out, in the order of put
+	plain bool // the peer knows no Over; set before the first Attach
 
-	mu      sync.Mutex
-	changed sync.Cond // on mu: any of what follows
-	conn    *Conn     // its carrier; nil while it has none
+	sending sync.Mutex // one frame at a time goes out, in the order of put
 
-	in   [][]byte         // received, not read
-	now  func([]byte) int // the writer of WriteTo, as far as it takes without waiting; nil: none, or it cannot
-	got  int64            // bytes of the peer that arrived; all of in is before it
-	took int64            // of those, that were read
-	said int64            // of those, that the peer was told
+	mu struct {
+		sync.Mutex
+		changed sync.Cond // on mu: any of what follows
+		conn    *Conn     // its carrier; nil while it has none
 
-	kept     []byte // ours from base on: until they were taken
-	base     int64
-	put      int64 // bytes of ours in all; kept ends there
-	had      int64 // of those, that the peer has taken
-	reserved int   // of the window, by writers on their way
+		in   [][]byte         // received, not read
+		now  func([]byte) int // the writer of WriteTo, as far as it takes without waiting; nil: none, or it cannot
+		got  int64            // bytes of the peer that arrived; all of in is before it
+		took int64            // of those, that were read
+		said int64            // of those, that the peer was told
 
-	plain  bool   // the peer knows no Over; set before the first Attach
-	eof    bool   // the peer has shut its direction
-	shut   bool   // we have shut ours
-	closed bool   // by Close or Abort
-	over   []byte // content of the Over to send; nil = none is due
-	err    error  // why nothing will come any more
-	read   deadline
-	write  deadline
+		kept     []byte // ours from base on: until they were taken
+		base     int64
+		put      int64 // bytes of ours in all; kept ends there
+		had      int64 // of those, that the peer has taken
+		reserved int   // of the window, by writers on their way
+
+		eof    bool   // the peer has shut its direction
+		shut   bool   // we have shut ours
+		closed bool   // by Close or Abort
+		over   []byte // content of the Over to send; nil = none is due
+		err    error  // why nothing will come any more
+		read   deadline
+		write  deadline
+	}
 }
 
 // Mark is how far one side of a stream has come with what the other sent.
@@ -72,7 +75,7 @@ var errShut = errors.New("write on a stream that was shut")
 // NewStream begins a stream that has no carrier yet.
 func NewStream() *Stream {
 	s := &Stream{}
-	s.changed.L = &s.mu
+	s.mu.changed.L = &s.mu
 	return s
 }
 
@@ -84,34 +87,34 @@ func (s *Stream) Plain() { s.plain = true }
 func (s *Stream) Mark() Mark {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.said = s.took
-	return Mark{Got: s.got, Took: s.took}
+	s.mu.said = s.mu.took
+	return Mark{Got: s.mu.got, Took: s.mu.took}
 }
 
 // Attach makes c the carrier, which nobody else may write to from now on, and
 // sends what the peer, whose mark is given, did not get. An error says that the
 // mark is not of this stream.
 func (s *Stream) Attach(c *Conn, peer Mark) error {
-	s.wmu.Lock()
+	s.sending.Lock()
 	s.mu.Lock()
-	if peer.Took < s.had || peer.Got < peer.Took || peer.Got < s.base || peer.Got > s.put {
-		defer s.wmu.Unlock()
+	if peer.Took < s.mu.had || peer.Got < peer.Took || peer.Got < s.mu.base || peer.Got > s.mu.put {
+		defer s.sending.Unlock()
 		defer s.mu.Unlock()
-		return fmt.Errorf("mark %+v of a stream with %d to %d of %d", peer, s.had, s.base, s.put)
+		return fmt.Errorf("mark %+v of a stream with %d to %d of %d", peer, s.mu.had, s.mu.base, s.mu.put)
 	}
-	s.conn, s.had = c, peer.Took
+	s.mu.conn, s.mu.had = c, peer.Took
 	s.forgetLocked(peer.Got)
-	rest, shut, over := s.kept, s.shut, s.over // kept grows under wmu only
-	s.changed.Broadcast()
+	rest, shut, over := s.mu.kept, s.mu.shut, s.mu.over // kept grows under sending only
+	s.mu.changed.Broadcast()
 	s.mu.Unlock()
 	if len(rest) == 0 && !shut && over == nil {
-		s.wmu.Unlock()
+		s.sending.Unlock()
 		return nil
 	}
 	// Beside the caller, who must read: both sides may have more to say than the
 	// connection takes.
 	go func() {
-		defer s.wmu.Unlock()
+		defer s.sending.Unlock()
 		for len(rest) > 0 {
 			n := min(len(rest), MaxData)
 			if !s.carry(c, Data, rest[:n]) {
@@ -133,12 +136,12 @@ func (s *Stream) Attach(c *Conn, peer Mark) error {
 func (s *Stream) Detach(c *Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.conn == c {
-		s.conn = nil
+	if s.mu.conn == c {
+		s.mu.conn = nil
 	}
 }
 
-// carry sends one frame, under wmu. A carrier that fails is closed, and whoever
+// carry sends one frame, under sending. A carrier that fails is closed, and whoever
 // reads it finds out.
 func (s *Stream) carry(c *Conn, k Kind, p []byte) bool {
 	if err := c.WriteFrame(k, p); err != nil {
@@ -156,17 +159,17 @@ func (s *Stream) Feed(k Kind, p []byte) error {
 	s.mu.Lock()
 	switch k {
 	case Data:
-		if s.eof || len(p) == 0 || s.got-s.said+int64(len(p)) > Window {
+		if s.mu.eof || len(p) == 0 || s.mu.got-s.mu.said+int64(len(p)) > Window {
 			s.mu.Unlock()
 			return fmt.Errorf("%d bytes that the stream has no room for", len(p))
 		}
-		s.got += int64(len(p))
-		if s.closed {
-			s.took = s.got
+		s.mu.got += int64(len(p))
+		if s.mu.closed {
+			s.mu.took = s.mu.got
 			s.mu.Unlock()
 			return nil
 		}
-		if now := s.now; now != nil && s.took+int64(len(p)) == s.got {
+		if now := s.mu.now; now != nil && s.mu.took+int64(len(p)) == s.mu.got {
 			s.mu.Unlock()
 			n := now(p)
 			s.mu.Lock()
@@ -179,26 +182,26 @@ func (s *Stream) Feed(k Kind, p []byte) error {
 			defer s.credit(say)
 		}
 		// Small ones together: 256 KiB in frames of a byte would be 10 MiB.
-		if n := len(s.in); n > 0 && len(s.in[n-1])+len(p) <= mergeBelow {
-			s.in[n-1] = append(s.in[n-1], p...)
+		if n := len(s.mu.in); n > 0 && len(s.mu.in[n-1])+len(p) <= mergeBelow {
+			s.mu.in[n-1] = append(s.mu.in[n-1], p...)
 		} else {
-			s.in = append(s.in, p)
+			s.mu.in = append(s.mu.in, p)
 		}
 	case Credit:
 		n, err := ParseCredit(p)
-		if err != nil || n < 0 || s.had+int64(n) > s.put {
+		if err != nil || n < 0 || s.mu.had+int64(n) > s.mu.put {
 			s.mu.Unlock()
 			return errors.New("credit for what was never sent")
 		}
-		s.had += int64(n)
-		s.forgetLocked(s.had)
+		s.mu.had += int64(n)
+		s.forgetLocked(s.mu.had)
 	case Shut:
-		s.eof = true
+		s.mu.eof = true
 	default:
 		s.mu.Unlock()
 		return fmt.Errorf("frame of kind %d in a stream", k)
 	}
-	s.changed.Broadcast()
+	s.mu.changed.Broadcast()
 	s.mu.Unlock()
 	return nil
 }
@@ -208,13 +211,13 @@ const mergeBelow = 4 << 10
 
 // forgetLocked lets go of what is kept in front of an offset.
 func (s *Stream) forgetLocked(to int64) {
-	if to <= s.base {
+	if to <= s.mu.base {
 		return
 	}
-	s.kept = s.kept[to-s.base:]
-	s.base = to
-	if len(s.kept) == 0 && cap(s.kept) > mergeBelow {
-		s.kept = nil
+	s.mu.kept = s.mu.kept[to-s.mu.base:]
+	s.mu.base = to
+	if len(s.mu.kept) == 0 && cap(s.mu.kept) > mergeBelow {
+		s.mu.kept = nil
 	}
 }
 
@@ -222,12 +225,12 @@ func (s *Stream) forgetLocked(to int64) {
 func (s *Stream) Fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.err == nil {
-		s.err = err
+	if s.mu.err == nil {
+		s.mu.err = err
 	}
-	s.kept = nil
-	s.base = s.put
-	s.changed.Broadcast()
+	s.mu.kept = nil
+	s.mu.base = s.mu.put
+	s.mu.changed.Broadcast()
 }
 
 // Read waits for bytes; io.EOF once the peer has shut its direction.
@@ -238,13 +241,13 @@ func (s *Stream) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	n := 0
-	for n < len(p) && len(s.in) > 0 {
-		m := copy(p[n:], s.in[0])
+	for n < len(p) && len(s.mu.in) > 0 {
+		m := copy(p[n:], s.mu.in[0])
 		n += m
-		if m == len(s.in[0]) {
+		if m == len(s.mu.in[0]) {
 			s.popLocked()
 		} else {
-			s.in[0] = s.in[0][m:]
+			s.mu.in[0] = s.mu.in[0][m:]
 		}
 	}
 	say := s.tookLocked(n)
@@ -267,7 +270,7 @@ func (s *Stream) WriteTo(w io.Writer) (total int64, err error) {
 			}
 			return total, err
 		}
-		p := s.in[0]
+		p := s.mu.in[0]
 		s.popLocked()
 		s.mu.Unlock()
 		n, err := w.Write(p) // only what was written is credited: the peer waits for w
@@ -285,7 +288,7 @@ func (s *Stream) WriteTo(w io.Writer) (total int64, err error) {
 func (s *Stream) writeNow(now func([]byte) int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now = now
+	s.mu.now = now
 }
 
 // withoutWaiting writes what a socket takes at once; nil if w is none. An error is
@@ -319,25 +322,25 @@ func withoutWaiting(w io.Writer) func([]byte) int {
 func (s *Stream) awaitLocked() error {
 	for {
 		switch {
-		case s.closed:
+		case s.mu.closed:
 			return net.ErrClosed
-		case s.read.passed():
+		case s.mu.read.passed():
 			return os.ErrDeadlineExceeded
-		case len(s.in) > 0:
+		case len(s.mu.in) > 0:
 			return nil
-		case s.eof:
+		case s.mu.eof:
 			return io.EOF
-		case s.err != nil:
-			return s.err
+		case s.mu.err != nil:
+			return s.mu.err
 		}
-		s.changed.Wait()
+		s.mu.changed.Wait()
 	}
 }
 
 func (s *Stream) popLocked() {
-	s.in[0] = nil
-	if s.in = s.in[1:]; len(s.in) == 0 {
-		s.in = nil
+	s.mu.in[0] = nil
+	if s.mu.in = s.mu.in[1:]; len(s.mu.in) == 0 {
+		s.mu.in = nil
 	}
 }
 
@@ -345,16 +348,16 @@ func (s *Stream) popLocked() {
 // a frame for each small read would be more traffic than the reads. Less goes
 // with the next bytes of ours.
 func (s *Stream) tookLocked(n int) (say bool) {
-	s.took = min(s.took+int64(n), s.got) // a Close in between has taken all
-	return s.took-s.said >= Window/4 && !s.eof && s.err == nil && !s.closed
+	s.mu.took = min(s.mu.took+int64(n), s.mu.got) // a Close in between has taken all
+	return s.mu.took-s.mu.said >= Window/4 && !s.mu.eof && s.mu.err == nil && !s.mu.closed
 }
 
 func (s *Stream) credit(say bool) {
 	if !say {
 		return
 	}
-	s.wmu.Lock()
-	defer s.wmu.Unlock()
+	s.sending.Lock()
+	defer s.sending.Unlock()
 	s.mu.Lock()
 	c, n := s.creditLocked()
 	s.mu.Unlock()
@@ -366,12 +369,12 @@ func (s *Stream) credit(say bool) {
 // creditLocked is what to say to the carrier about what was read; a new one is
 // told by Mark.
 func (s *Stream) creditLocked() (*Conn, int) {
-	if s.conn == nil {
+	if s.mu.conn == nil {
 		return nil, 0
 	}
-	n := int(s.took - s.said)
-	s.said = s.took
-	return s.conn, n
+	n := int(s.mu.took - s.mu.said)
+	s.mu.said = s.mu.took
+	return s.mu.conn, n
 }
 
 // Write returns when the peer has room for all of p and it is on its way, or
@@ -392,12 +395,12 @@ func (s *Stream) Write(p []byte) (int, error) {
 
 // send sends what there is room for.
 func (s *Stream) send(p []byte) {
-	s.wmu.Lock()
-	defer s.wmu.Unlock()
+	s.sending.Lock()
+	defer s.sending.Unlock()
 	s.mu.Lock()
-	s.kept = append(s.kept, p...)
-	s.put += int64(len(p))
-	s.reserved -= len(p)
+	s.mu.kept = append(s.mu.kept, p...)
+	s.mu.put += int64(len(p))
+	s.mu.reserved -= len(p)
 	c, n := s.creditLocked()
 	s.mu.Unlock()
 	if c == nil {
@@ -415,21 +418,21 @@ func (s *Stream) reserve(n int) (int, error) {
 	defer s.mu.Unlock()
 	for {
 		switch {
-		case s.closed:
+		case s.mu.closed:
 			return 0, net.ErrClosed
-		case s.shut:
+		case s.mu.shut:
 			return 0, errShut
-		case s.err != nil:
-			return 0, s.err
-		case s.write.passed():
+		case s.mu.err != nil:
+			return 0, s.mu.err
+		case s.mu.write.passed():
 			return 0, os.ErrDeadlineExceeded
 		}
-		if free := Window - int(s.put-s.had) - s.reserved; free > 0 {
+		if free := Window - int(s.mu.put-s.mu.had) - s.mu.reserved; free > 0 {
 			n = min(n, free)
-			s.reserved += n
+			s.mu.reserved += n
 			return n, nil
 		}
-		s.changed.Wait()
+		s.mu.changed.Wait()
 	}
 }
 
@@ -437,20 +440,20 @@ func (s *Stream) reserve(n int) (int, error) {
 func (s *Stream) CloseWrite() error {
 	s.mu.Lock()
 	switch {
-	case s.closed:
+	case s.mu.closed:
 		s.mu.Unlock()
 		return net.ErrClosed
-	case s.shut || s.err != nil:
+	case s.mu.shut || s.mu.err != nil:
 		defer s.mu.Unlock()
-		return s.err
+		return s.mu.err
 	}
 	s.mu.Unlock()
-	s.wmu.Lock()
-	defer s.wmu.Unlock()
+	s.sending.Lock()
+	defer s.sending.Unlock()
 	s.mu.Lock()
-	c, again := s.conn, s.shut
-	s.shut = true
-	s.changed.Broadcast()
+	c, again := s.mu.conn, s.mu.shut
+	s.mu.shut = true
+	s.mu.changed.Broadcast()
 	s.mu.Unlock()
 	if c != nil && !again {
 		s.carry(c, Shut, nil)
@@ -469,30 +472,30 @@ func (s *Stream) Abort(why error) error { return s.end(false, why) }
 func (s *Stream) end(inOrder bool, why error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.mu.closed {
 		return nil
 	}
-	s.closed = true
-	s.in, s.took = nil, s.got
-	s.read.stop()
-	s.write.stop()
+	s.mu.closed = true
+	s.mu.in, s.mu.took = nil, s.mu.got
+	s.mu.read.stop()
+	s.mu.write.stop()
 	// Behind what a writer is sending just now, for which nobody waits here: the
 	// peer may stand still.
 	go func() {
-		s.wmu.Lock()
-		defer s.wmu.Unlock()
+		s.sending.Lock()
+		defer s.sending.Unlock()
 		s.mu.Lock()
-		s.over = []byte{}
+		s.mu.over = []byte{}
 		if !inOrder {
 			if why == nil {
 				why = sandbox.Errorf(sandbox.Unavailable, "", "the other side broke off")
 			}
-			s.over, _ = json.Marshal(FlattenError(why))
+			s.mu.over, _ = json.Marshal(FlattenError(why))
 		}
-		say := inOrder && !s.shut
-		s.shut = s.shut || inOrder
-		c, over := s.conn, s.over
-		s.changed.Broadcast()
+		say := inOrder && !s.mu.shut
+		s.mu.shut = s.mu.shut || inOrder
+		c, over := s.mu.conn, s.mu.over
+		s.mu.changed.Broadcast()
 		s.mu.Unlock()
 		if c == nil || say && !s.carry(c, Shut, nil) {
 			return
@@ -503,7 +506,7 @@ func (s *Stream) end(inOrder bool, why error) error {
 		}
 		s.carry(c, Over, over)
 	}()
-	s.changed.Broadcast()
+	s.mu.changed.Broadcast()
 	return nil
 }
 
@@ -511,7 +514,7 @@ func (s *Stream) end(inOrder bool, why error) error {
 func (s *Stream) Closed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.closed
+	return s.mu.closed
 }
 
 // ParseOver is the content of an Over frame: nil if the peer closed in order.
@@ -541,13 +544,13 @@ func (s *Stream) SetDeadline(t time.Time) error {
 	return s.SetWriteDeadline(t)
 }
 
-func (s *Stream) SetReadDeadline(t time.Time) error  { return s.setDeadline(&s.read, t) }
-func (s *Stream) SetWriteDeadline(t time.Time) error { return s.setDeadline(&s.write, t) }
+func (s *Stream) SetReadDeadline(t time.Time) error  { return s.setDeadline(&s.mu.read, t) }
+func (s *Stream) SetWriteDeadline(t time.Time) error { return s.setDeadline(&s.mu.write, t) }
 
 func (s *Stream) setDeadline(d *deadline, t time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.mu.closed {
 		return net.ErrClosed
 	}
 	d.stop()
@@ -556,10 +559,10 @@ func (s *Stream) setDeadline(d *deadline, t time.Time) error {
 		d.timer = time.AfterFunc(wait, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.changed.Broadcast()
+			s.mu.changed.Broadcast()
 		})
 	}
-	s.changed.Broadcast()
+	s.mu.changed.Broadcast()
 	return nil
 }
 

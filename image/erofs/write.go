@@ -394,8 +394,8 @@ func (o *image) write(b []byte) {
 		return
 	}
 	o.pos += int64(len(b))
-	if room := blockSize - len(o.head); room > 0 {
-		take := min(room, len(b))
+	if free := blockSize - len(o.head); free > 0 {
+		take := min(free, len(b))
 		o.head = append(o.head, b[:take]...)
 		b = b[take:]
 		if len(o.head) < blockSize {

@@ -66,8 +66,8 @@ const memoryGroups = 65_535 - 1024
 // File is where a ceiling is read and written.
 func (c Ceiling) File() string { return "/proc/sys/" + strings.ReplaceAll(c.Sysctl, ".", "/") }
 
-// Room is how many sandboxes fit below a value of the ceiling.
-func (c Ceiling) Room(value int64) int64 { return max(value-c.Rest, 0) / c.Each }
+// Sandboxes is how many fit below a value of the ceiling.
+func (c Ceiling) Sandboxes(value int64) int64 { return max(value-c.Rest, 0) / c.Each }
 
 func (c Ceiling) read(read func(string) ([]byte, error)) (int64, bool) {
 	b, err := read(c.File())
@@ -78,12 +78,12 @@ func (c Ceiling) read(read func(string) ([]byte, error)) (int64, bool) {
 	return int64(min(n, math.MaxInt64)), err == nil
 }
 
-// Room is how many sandboxes a host has room for, and the ceiling that is met first.
-func Room(read func(string) ([]byte, error)) (most int64, by string) {
+// MaxSandboxes is how many sandboxes a host has room for, and the ceiling that is met first.
+func MaxSandboxes(read func(string) ([]byte, error)) (most int64, by string) {
 	most, by = memoryGroups, "memory cgroups"
 	for _, c := range All {
-		if n, ok := c.read(read); ok && c.Room(n) < most {
-			most, by = c.Room(n), c.Sysctl
+		if n, ok := c.read(read); ok && c.Sandboxes(n) < most {
+			most, by = c.Sandboxes(n), c.Sysctl
 		}
 	}
 	if n, ok := files(read); ok && max(n-restFiles, 0)/eachFiles < most {

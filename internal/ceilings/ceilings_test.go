@@ -42,7 +42,7 @@ func TestRoom(t *testing.T) {
 		{"one that may have none", host{"files": "256"}, 0, Files},
 		{"nonsense", host{"kernel.pid_max": "many"}, 64511, "memory cgroups"},
 	} {
-		if most, by := Room(c.host.read); most != c.most || by != c.by {
+		if most, by := MaxSandboxes(c.host.read); most != c.most || by != c.by {
 			t.Errorf("%s: %d by %s, want %d by %s", c.name, most, by, c.most, c.by)
 		}
 	}
@@ -70,7 +70,7 @@ func TestRaise(t *testing.T) {
 // What is wanted is enough for what is promised.
 func TestWhatIsRaisedHoldsTwentyThousand(t *testing.T) {
 	for _, c := range All {
-		if got := c.Room(c.Want); got < 20_000 {
+		if got := c.Sandboxes(c.Want); got < 20_000 {
 			t.Errorf("%s=%d has room for %d", c.Sysctl, c.Want, got)
 		}
 	}

@@ -27,11 +27,13 @@ type Limits struct {
 type Table struct {
 	limits Limits
 
-	mu       sync.Mutex
-	order    *list.List            // of *conn, the oldest first
-	from     map[string]*list.List // the same by address
-	byConn   map[net.Conn]*conn
-	requests int
+	mu struct {
+		sync.Mutex
+		order    *list.List            // of *conn, the oldest first
+		from     map[string]*list.List // the same by address
+		byConn   map[net.Conn]*conn
+		requests int
+	}
 }
 
 // conn is a stranger's connection; what is in it is guarded by the table's mu.
@@ -55,7 +57,9 @@ func New(l Limits) *Table {
 	if l.Write == 0 {
 		l.Write = 30 * time.Second
 	}
-	return &Table{limits: l, order: list.New(), from: map[string]*list.List{}, byConn: map[net.Conn]*conn{}}
+	t := &Table{limits: l}
+	t.mu.order, t.mu.from, t.mu.byConn = list.New(), map[string]*list.List{}, map[net.Conn]*conn{}
+	return t
 }
 
 // Guard puts a server's connections and requests under the table.
@@ -83,19 +87,19 @@ func (t *Table) meet(ctx context.Context, nc net.Conn) context.Context {
 	c := &conn{table: t, nc: nc}
 	c.address, _, _ = net.SplitHostPort(nc.RemoteAddr().String())
 	t.mu.Lock()
-	peers := t.from[c.address]
+	peers := t.mu.from[c.address]
 	if peers == nil {
 		peers = list.New()
-		t.from[c.address] = peers
+		t.mu.from[c.address] = peers
 	}
-	c.inOrder, c.inFrom = t.order.PushBack(c), peers.PushBack(c)
-	t.byConn[nc] = c
+	c.inOrder, c.inFrom = t.mu.order.PushBack(c), peers.PushBack(c)
+	t.mu.byConn[nc] = c
 	var out *conn
 	switch {
 	case peers.Len() > t.limits.PerAddress:
 		out = peers.Front().Value.(*conn)
-	case t.order.Len() > t.limits.Conns:
-		out = t.order.Front().Value.(*conn)
+	case t.mu.order.Len() > t.limits.Conns:
+		out = t.mu.order.Front().Value.(*conn)
 	}
 	if out != nil {
 		t.dropLocked(out)
@@ -110,7 +114,7 @@ func (t *Table) meet(ctx context.Context, nc net.Conn) context.Context {
 func (t *Table) forget(nc net.Conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c := t.byConn[nc]; c != nil {
+	if c := t.mu.byConn[nc]; c != nil {
 		t.dropLocked(c)
 	}
 }
@@ -120,12 +124,12 @@ func (t *Table) dropLocked(c *conn) {
 	if c.inOrder == nil {
 		return
 	}
-	t.order.Remove(c.inOrder)
-	peers := t.from[c.address]
+	t.mu.order.Remove(c.inOrder)
+	peers := t.mu.from[c.address]
 	if peers.Remove(c.inFrom); peers.Len() == 0 {
-		delete(t.from, c.address)
+		delete(t.mu.from, c.address)
 	}
-	delete(t.byConn, c.nc)
+	delete(t.mu.byConn, c.nc)
 	c.inOrder, c.inFrom = nil, nil
 }
 
@@ -144,8 +148,8 @@ func (t *Table) wrap(next http.Handler) http.Handler {
 		}
 		req := &request{conn: c, w: w}
 		c.requests++
-		t.requests++
-		over := c.requests > t.limits.PerConn || t.requests > t.limits.Requests
+		t.mu.requests++
+		over := c.requests > t.limits.PerConn || t.mu.requests > t.limits.Requests
 		if over {
 			t.dropLocked(c)
 		}
@@ -170,7 +174,7 @@ func (t *Table) end(r *request) (first bool) {
 	}
 	r.ended = true
 	r.conn.requests--
-	t.requests--
+	t.mu.requests--
 	return true
 }
 

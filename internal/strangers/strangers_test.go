@@ -54,7 +54,7 @@ func serve(t *testing.T, l Limits) (addr string, table *Table, busy *atomic.Int6
 func (t *Table) count() (conns, requests int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.order.Len(), t.requests
+	return t.mu.order.Len(), t.mu.requests
 }
 
 func eventually(t *testing.T, what string, is func() bool) {

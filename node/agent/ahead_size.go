@@ -56,7 +56,7 @@ type heldBounds struct {
 // heldTargets is how many kernels to hold of each checkpoint. Where not all can have what
 // they want, each gets one before any gets a second, who was used last first.
 func heldTargets(uses []use, b heldBounds) []int {
-	room := max(min(b.most, b.held+int(math.Floor(float64(b.memory)/heldMemory))), 0)
+	left := max(min(b.most, b.held+int(math.Floor(float64(b.memory)/heldMemory))), 0)
 	order := make([]int, len(uses))
 	for i := range order {
 		order[i] = i
@@ -69,12 +69,12 @@ func heldTargets(uses []use, b heldBounds) []int {
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(since(a), since(b)) })
 	targets := make([]int, len(uses))
-	for given := true; given && room > 0; {
+	for given := true; given && left > 0; {
 		given = false
 		for _, i := range order {
-			if room > 0 && targets[i] < uses[i].wants(b.restore) {
+			if left > 0 && targets[i] < uses[i].wants(b.restore) {
 				targets[i]++
-				room--
+				left--
 				given = true
 			}
 		}

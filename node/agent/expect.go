@@ -63,9 +63,9 @@ func (n *Node) Expect(_ context.Context, name string, e node.Expectation) (node.
 	}
 	ahead := n.originsOf(e.Ahead)
 	x := &n.expected
-	room := int64(0)
+	most := int64(0)
 	if n.states != nil {
-		room = n.states.keepPlain()
+		most = n.states.keepPlain()
 	}
 	x.mu.Lock()
 	if x.mu.byName == nil {
@@ -93,7 +93,7 @@ func (n *Node) Expect(_ context.Context, name string, e node.Expectation) (node.
 	for _, c := range e.States {
 		if now.states[c.Manifest] == nil {
 			st := &expectedState{size: c.Size, cancel: func() {}}
-			if st.err = n.refuseLocked(c, room); st.err == nil {
+			if st.err = n.refuseLocked(c, most); st.err == nil {
 				ctx, cancel := context.WithTimeout(n.ctx, restoreTimeout)
 				st.cancel = cancel
 				after = append(after, func() { n.background(func() { n.read(ctx, st, c) }) })
@@ -189,7 +189,7 @@ func (st *expectedState) dropLocked() func() {
 }
 
 // refuseLocked says why a checkpoint is not read ahead; nil = it is.
-func (n *Node) refuseLocked(c sandbox.Content, room int64) *sandbox.Error {
+func (n *Node) refuseLocked(c sandbox.Content, most int64) *sandbox.Error {
 	const op = "node.expect"
 	switch {
 	case n.states == nil || c.Manifest == "":
@@ -205,7 +205,7 @@ func (n *Node) refuseLocked(c sandbox.Content, room int64) *sandbox.Error {
 			}
 		}
 	}
-	if held > room {
+	if held > most {
 		return &sandbox.Error{Class: sandbox.NoCapacity, Op: op, Msg: "the node holds as many checkpoints ready as it may"}
 	}
 	return nil

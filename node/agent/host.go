@@ -31,7 +31,7 @@ func machineLimits(l Limits, dir string) (Limits, error) {
 		l.MemoryReserve = min(l.Memory, total) / 10 // more may be promised than there is, not kept
 	}
 	if l.MaxSandboxes == 0 {
-		l.MaxSandboxes, _ = ceilings.Room(os.ReadFile)
+		l.MaxSandboxes, _ = ceilings.MaxSandboxes(os.ReadFile)
 	}
 	if l.Disk == 0 {
 		free, err := freeDisk(dir)

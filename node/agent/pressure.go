@@ -126,7 +126,7 @@ func (n *Node) freeMemory() int64 {
 
 // relieve frees memory until the machine has enough, or nothing is left to free.
 func (n *Node) relieve() {
-	before := n.weigh(nil)
+	before := n.memoryLoads(nil)
 	held := map[*box]func(){} // stopped here, and how to give them back
 	defer func() {
 		for b, giveBack := range held {
@@ -162,7 +162,7 @@ func (n *Node) relieve() {
 // now. To stop one takes a millisecond, to write out the largest seconds, in which
 // others could use up the rest.
 func (n *Node) stillGrowers(before []load, held map[*box]func()) []load {
-	loads := n.weigh(before)
+	loads := n.memoryLoads(before)
 	for _, l := range loads {
 		if l.grown > 0 && held[l.b] == nil {
 			n.holdStill(l.b, held)
@@ -182,9 +182,9 @@ type load struct {
 // idle one is worth nothing to park, and must not end for what others use.
 const ownMemory = 24 << 20
 
-// weigh lists those who use more than is reserved for them, the largest excess
+// memoryLoads lists those who use more than is reserved for them, the largest excess
 // first.
-func (n *Node) weigh(before []load) []load {
+func (n *Node) memoryLoads(before []load) []load {
 	type running struct {
 		b        *box
 		m        runtime.Meter
@@ -314,12 +314,12 @@ func (n *Node) parkWatching(l load, loads []load, held map[*box]func()) (parked 
 func (n *Node) park(l load) (parked bool, err error) {
 	n.mu.Lock()
 	gone := l.b.kernel == nil || l.b.end != nil
-	room := n.mu.reservations.host.Disk - n.mu.reservations.limits.DiskReserve
+	free := n.mu.reservations.host.Disk - n.mu.reservations.limits.DiskReserve
 	n.mu.Unlock()
 	if gone {
 		return false, nil
 	}
-	if l.use > room {
+	if l.use > free {
 		err = sandbox.Errorf(sandbox.DiskFull, "node.park", "%s do not fit onto the disk", amount(l.use, "B"))
 	} else {
 		n.log.Warn("short of memory: a sandbox that runs is parked", "sandbox", l.b.id, "uses", amount(l.use, "B"), "beyond_its_reserve", amount(l.excess, "B"))

@@ -84,7 +84,7 @@ func (t boxRecording) through(i *proxy.Interception) {
 // of the snapshot that a replay is to go on from.
 func (n *Node) openRecording(ctx context.Context, sb sandbox.Sandbox, position string) (t boxRecording, err error) {
 	spec := sb.Spec.Network
-	if !spec.Taped() {
+	if !spec.UsesRecording() {
 		return t, nil
 	}
 	if n.cfg.Recordings == nil {
@@ -210,7 +210,7 @@ func sameRecording(was, is sandbox.Network) bool {
 	case was.Replay != nil && is.Replay != nil:
 		return was.Replay.Recording == is.Replay.Recording && recording.RulesOf(*was.Replay).Equal(recording.RulesOf(*is.Replay))
 	}
-	return !was.Taped() && !is.Taped()
+	return !was.UsesRecording() && !is.UsesRecording()
 }
 
 // seekRecording takes a replay to where a snapshot was; "" = to its start.

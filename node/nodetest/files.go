@@ -247,12 +247,12 @@ func (s *suite) testUploadBreaksOff(t *testing.T) {
 
 // full takes so much and then fails.
 type full struct {
-	room int
+	free int
 	err  error
 }
 
 func (f *full) Write(p []byte) (int, error) {
-	if f.room -= len(p); f.room < 0 {
+	if f.free -= len(p); f.free < 0 {
 		return 0, f.err
 	}
 	return len(p), nil
@@ -267,8 +267,8 @@ func (s *suite) testDownload(t *testing.T) {
 		t.Errorf("%q", b.String())
 	}
 	expect(t, "no file", s.Node.Download(ctx, id, node.Download{Path: "none"}, io.Discard), sandbox.ErrNotFound)
-	noRoom := errors.New("no room")
-	if err := s.Node.Download(ctx, id, node.Download{Path: "f"}, &full{100_000, noRoom}); !errors.Is(err, noRoom) {
+	errFull := errors.New("no room")
+	if err := s.Node.Download(ctx, id, node.Download{Path: "f"}, &full{100_000, errFull}); !errors.Is(err, errFull) {
 		t.Errorf("a writer that fails: %v", err)
 	}
 	leaving, leave := context.WithCancel(ctx)

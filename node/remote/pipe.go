@@ -10,8 +10,8 @@ import (
 	"github.com/cove-sandbox/cove/internal/notify"
 )
 
-// pipeRoom is what one direction of a connection holds here.
-const pipeRoom = 256 << 10
+// pipeBuffer is what one direction of a connection holds here.
+const pipeBuffer = 256 << 10
 
 // pipe is one direction of a connection: bytes between one who writes and one who
 // reads, each of whom may have a deadline.
@@ -98,8 +98,8 @@ func (p *pipe) write(b []byte, timed bool) (total int, err error) {
 				err = p.mu.err
 			case p.mu.shut:
 				err = net.ErrClosed
-			case len(p.mu.buf) < pipeRoom:
-				n = min(len(b), pipeRoom-len(p.mu.buf))
+			case len(p.mu.buf) < pipeBuffer:
+				n = min(len(b), pipeBuffer-len(p.mu.buf))
 				p.mu.buf = append(p.mu.buf, b[:n]...)
 			default:
 				return false

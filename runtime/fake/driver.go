@@ -16,14 +16,20 @@ type Driver struct {
 	host   *Host
 	faults faults
 
-	mu      sync.Mutex
-	kernels map[string]*kernel // views handed out and not destroyed
+	mu struct {
+		sync.Mutex
+		kernels map[string]*kernel // views handed out and not destroyed
+	}
 }
 
 var _ runtime.Driver = (*Driver)(nil)
 
 // Open is a new process starting on the host.
-func (h *Host) Open() *Driver { return &Driver{host: h, kernels: map[string]*kernel{}} }
+func (h *Host) Open() *Driver {
+	d := &Driver{host: h}
+	d.mu.kernels = map[string]*kernel{}
+	return d
+}
 
 func (d *Driver) Name() string { return d.host.opts.Name }
 
@@ -87,10 +93,10 @@ func (d *Driver) Sweep(ctx context.Context, keep map[string]bool) ([]string, err
 func (d *Driver) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, k := range d.kernels {
+	for _, k := range d.mu.kernels {
 		k.hangUp()
 	}
-	clear(d.kernels)
+	clear(d.mu.kernels)
 	return nil
 }
 
@@ -101,7 +107,7 @@ func (d *Driver) view(m *machine) *kernel {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.kernels[m.id] = k
+	d.mu.kernels[m.id] = k
 	return k
 }
 
@@ -182,7 +188,7 @@ func (k *kernel) Done() <-chan struct{} { return k.m.done }
 func (k *kernel) Exit() runtime.Exit {
 	k.m.mu.Lock()
 	defer k.m.mu.Unlock()
-	return k.m.exit
+	return k.m.mu.exit
 }
 
 func (k *kernel) Destroy(ctx context.Context) error {
@@ -191,7 +197,7 @@ func (k *kernel) Destroy(ctx context.Context) error {
 	}
 	k.hangUp()
 	k.d.mu.Lock()
-	delete(k.d.kernels, k.m.id)
+	delete(k.d.mu.kernels, k.m.id)
 	k.d.mu.Unlock()
 	return k.d.host.remove(k.m.id, runtime.Exit{Cause: sandbox.KilledByUser})
 }

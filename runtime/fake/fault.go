@@ -30,10 +30,12 @@ const (
 
 // faults are what a test asked to go wrong.
 type faults struct {
-	mu    sync.Mutex
-	fail  map[Op][]error
-	hooks map[Op]func(ctx context.Context, id string) error
-	dead  bool
+	mu struct {
+		sync.Mutex
+		fail  map[Op][]error
+		hooks map[Op]func(ctx context.Context, id string) error
+		dead  bool
+	}
 }
 
 // Fail makes the next calls of op fail, one per error, before they do
@@ -41,17 +43,17 @@ type faults struct {
 func (d *Driver) Fail(op Op, errs ...error) {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
-	if d.faults.fail == nil {
-		d.faults.fail = map[Op][]error{}
+	if d.faults.mu.fail == nil {
+		d.faults.mu.fail = map[Op][]error{}
 	}
-	d.faults.fail[op] = append(d.faults.fail[op], errs...)
+	d.faults.mu.fail[op] = append(d.faults.mu.fail[op], errs...)
 }
 
 // Heal takes back what Fail asked for and has not happened yet.
 func (d *Driver) Heal() {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
-	d.faults.fail = nil
+	d.faults.mu.fail = nil
 }
 
 // Hook runs f at the start of every op from now on; nil takes it away. An
@@ -59,10 +61,10 @@ func (d *Driver) Heal() {
 func (d *Driver) Hook(op Op, f func(ctx context.Context, id string) error) {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
-	if d.faults.hooks == nil {
-		d.faults.hooks = map[Op]func(context.Context, string) error{}
+	if d.faults.mu.hooks == nil {
+		d.faults.mu.hooks = map[Op]func(context.Context, string) error{}
 	}
-	d.faults.hooks[op] = f
+	d.faults.mu.hooks[op] = f
 }
 
 // Crash makes every further call through this driver fail without effect, as
@@ -70,13 +72,13 @@ func (d *Driver) Hook(op Op, f func(ctx context.Context, id string) error) {
 func (d *Driver) Crash() {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
-	d.faults.dead = true
+	d.faults.mu.dead = true
 }
 
 func (d *Driver) crashed() bool {
 	d.faults.mu.Lock()
 	defer d.faults.mu.Unlock()
-	return d.faults.dead
+	return d.faults.mu.dead
 }
 
 var errCrashed = &sandbox.Error{Class: sandbox.Unavailable, Op: "fake", Msg: "this process has crashed"}
@@ -84,10 +86,10 @@ var errCrashed = &sandbox.Error{Class: sandbox.Unavailable, Op: "fake", Msg: "th
 // enter decides the fate of one call.
 func (d *Driver) enter(ctx context.Context, op Op, id string) error {
 	d.faults.mu.Lock()
-	hook := d.faults.hooks[op]
+	hook := d.faults.mu.hooks[op]
 	var err error
-	if q := d.faults.fail[op]; len(q) > 0 {
-		err, d.faults.fail[op] = q[0], q[1:]
+	if q := d.faults.mu.fail[op]; len(q) > 0 {
+		err, d.faults.mu.fail[op] = q[0], q[1:]
 	}
 	d.faults.mu.Unlock()
 	if err == nil && hook != nil {

@@ -37,7 +37,7 @@ func (m *machine) dial(context.Context) (net.Conn, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.dead {
+	if m.mu.dead {
 		return nil, sandbox.Errorf(sandbox.Unavailable, "fake.dial", "kernel %s is dead", m.id)
 	}
 	ours, theirs, err := socketPair()

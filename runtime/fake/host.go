@@ -35,8 +35,10 @@ type Host struct {
 	dir  string
 	opts Options
 
-	mu       sync.Mutex
-	machines map[string]*machine
+	mu struct {
+		sync.Mutex
+		machines map[string]*machine
+	}
 }
 
 // NewHost makes a host that keeps its kernels' files under dir, which is its
@@ -45,14 +47,16 @@ func NewHost(dir string, opts Options) *Host {
 	if opts.Name == "" {
 		opts.Name = "fake"
 	}
-	return &Host{dir: dir, opts: opts, machines: map[string]*machine{}}
+	h := &Host{dir: dir, opts: opts}
+	h.mu.machines = map[string]*machine{}
+	return h
 }
 
 // IDs lists the kernels that exist, alive or dead but not yet destroyed.
 func (h *Host) IDs() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.Sorted(maps.Keys(h.machines))
+	return slices.Sorted(maps.Keys(h.mu.machines))
 }
 
 // Attached lists the kernels that were given a container.
@@ -60,7 +64,7 @@ func (h *Host) Attached() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var ids []string
-	for id, m := range h.machines {
+	for id, m := range h.mu.machines {
 		if m.isAttached() {
 			ids = append(ids, id)
 		}
@@ -94,7 +98,7 @@ func (h *Host) SetMemory(id string, bytes int64) {
 func (h *Host) Kernel(box string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for id, m := range h.machines {
+	for id, m := range h.mu.machines {
 		if m.serves(box) {
 			return id
 		}
@@ -128,7 +132,7 @@ func (h *Host) Close() error {
 func (h *Host) get(id string) *machine {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.machines[id]
+	return h.mu.machines[id]
 }
 
 func (h *Host) boot(id string, c runtime.Class) (*machine, error) {
@@ -136,7 +140,7 @@ func (h *Host) boot(id string, c runtime.Class) (*machine, error) {
 	m.memory.Store(10 << 20)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.machines[id] != nil {
+	if h.mu.machines[id] != nil {
 		return nil, sandbox.Errorf(sandbox.AlreadyExists, "fake.boot", "kernel %s exists", id)
 	}
 	if !h.opts.Bare {
@@ -147,7 +151,7 @@ func (h *Host) boot(id string, c runtime.Class) (*machine, error) {
 			return nil, sandbox.Errorf(sandbox.Unavailable, "fake.boot", "start the guest: %w", err)
 		}
 	}
-	h.machines[id] = m
+	h.mu.machines[id] = m
 	return m, nil
 }
 
@@ -161,7 +165,7 @@ func (h *Host) leftovers() []string {
 	defer h.mu.Unlock()
 	var ids []string
 	for _, e := range ents {
-		if h.machines[e.Name()] == nil {
+		if h.mu.machines[e.Name()] == nil {
 			ids = append(ids, e.Name())
 		}
 	}
@@ -170,8 +174,8 @@ func (h *Host) leftovers() []string {
 
 func (h *Host) remove(id string, exit runtime.Exit) error {
 	h.mu.Lock()
-	m := h.machines[id]
-	delete(h.machines, id)
+	m := h.mu.machines[id]
+	delete(h.mu.machines, id)
 	h.mu.Unlock()
 	if m == nil {
 		return nil
@@ -193,37 +197,39 @@ type machine struct {
 	done   chan struct{}
 	memory atomic.Int64 // that it is said to use
 
-	mu       sync.Mutex
-	attached bool
-	sandbox  string // of its container
-	paused   bool
-	dead     bool
-	exit     runtime.Exit
+	mu struct {
+		sync.Mutex
+		attached bool
+		sandbox  string // of its container
+		paused   bool
+		dead     bool
+		exit     runtime.Exit
+	}
 }
 
 func (m *machine) isAttached() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.attached
+	return m.mu.attached
 }
 
 func (m *machine) serves(box string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.attached && !m.dead && m.sandbox == box
+	return m.mu.attached && !m.mu.dead && m.mu.sandbox == box
 }
 
 func (m *machine) die(exit runtime.Exit) bool {
 	m.mu.Lock()
-	if m.dead {
+	if m.mu.dead {
 		m.mu.Unlock()
 		return false
 	}
-	m.dead = true
+	m.mu.dead = true
 	if exit.At.IsZero() {
 		exit.At = time.Now()
 	}
-	m.exit = exit
+	m.mu.exit = exit
 	m.mu.Unlock()
 	if m.guest != nil {
 		m.guest.Close()
@@ -236,7 +242,7 @@ func (m *machine) die(exit runtime.Exit) bool {
 func (m *machine) vacate() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.attached, m.sandbox = false, ""
+	m.mu.attached, m.mu.sandbox = false, ""
 }
 
 // claim marks the machine attached to a sandbox, once.
@@ -244,11 +250,11 @@ func (m *machine) claim(box string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case m.dead:
-		return sandbox.Errorf(sandbox.Unavailable, "fake.attach", "kernel %s is dead: %s", m.id, m.exit.Cause)
-	case m.attached:
+	case m.mu.dead:
+		return sandbox.Errorf(sandbox.Unavailable, "fake.attach", "kernel %s is dead: %s", m.id, m.mu.exit.Cause)
+	case m.mu.attached:
 		return sandbox.Errorf(sandbox.Precondition, "fake.attach", "kernel %s has a container already", m.id)
 	}
-	m.attached, m.sandbox = true, box
+	m.mu.attached, m.mu.sandbox = true, box
 	return nil
 }

@@ -86,13 +86,13 @@ func (k *kernel) Resume(ctx context.Context) error {
 func (k *kernel) Paused() bool {
 	k.m.mu.Lock()
 	defer k.m.mu.Unlock()
-	return k.m.paused
+	return k.m.mu.paused
 }
 
 func (m *machine) setPaused(p bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.paused = p
+	m.mu.paused = p
 }
 
 // Plug takes note of a network device, as Attach does.

@@ -28,8 +28,8 @@ func (k *Kernel) Bulk(ctx context.Context, op guest.BulkOp, stdin, stdout *os.Fi
 	}
 	defer k.bulks.leave()
 	k.mu.Lock()
-	op.InitPID = k.initPID
-	paused := k.paused
+	op.InitPID = k.mu.initPID
+	paused := k.mu.paused
 	k.mu.Unlock()
 	if paused {
 		return k.errPaused(opName)

@@ -262,6 +262,14 @@ func (g cgroups) cpuTime(id string) (time.Duration, bool) {
 	return time.Duration(n), n > 0
 }
 
+// memory is what a kernel has, page cache included: what is cheap to ask.
+func (g cgroups) memory(id string) int64 {
+	if g.v2 {
+		return readInt(g.path("", id, "memory.current"))
+	}
+	return readInt(g.path("memory", id, "memory.usage_in_bytes"))
+}
+
 // stats reads what a kernel uses.
 func (g cgroups) stats(id string) (s sandbox.Stats, err error) {
 	s.CPUTime, _ = g.cpuTime(id)

@@ -51,7 +51,7 @@ var (
 func (k *Kernel) Checkpoint(ctx context.Context, dir string, opt runtime.CheckpointOptions) (cp runtime.Checkpoint, err error) {
 	const op = "gvisor.checkpoint"
 	k.mu.Lock()
-	container, init, image, paused := k.container, k.initPID, k.image, k.paused
+	container, init, image, paused := k.mu.container, k.mu.initPID, k.mu.image, k.mu.paused
 	k.mu.Unlock()
 	if container == "" || init == 0 {
 		return cp, sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
@@ -349,14 +349,14 @@ func ownFiles(dir string) ([]string, error) {
 // until the returned function is called: a checkpoint counts containers.
 func (k *Kernel) withoutSpare() (again func()) {
 	k.mu.Lock()
-	if k.spareTimer != nil {
-		k.spareTimer.Stop()
+	if k.mu.spareTimer != nil {
+		k.mu.spareTimer.Stop()
 	}
-	s := k.spare
+	s := k.mu.spare
 	none := &spare{ready: make(chan struct{}), err: errors.New("no spare during a checkpoint")}
 	close(none.ready)
-	k.spare = none
-	cleaned := k.cleaned
+	k.mu.spare = none
+	cleaned := k.mu.cleaned
 	k.mu.Unlock()
 	<-cleaned
 	was := s != nil && s.cid != "" // another checkpoint's mark has none
@@ -367,24 +367,24 @@ func (k *Kernel) withoutSpare() (again func()) {
 	// process before. One that is paused has none any more, and could not
 	// destroy it.
 	k.mu.Lock()
-	if others := slices.DeleteFunc(k.containers(), func(cid string) bool { return cid == k.container }); len(others) > 0 && !k.paused {
+	if others := slices.DeleteFunc(k.containers(), func(cid string) bool { return cid == k.mu.container }); len(others) > 0 && !k.mu.paused {
 		k.cleanLocked(others)
 	}
-	cleaned = k.cleaned
+	cleaned = k.mu.cleaned
 	k.mu.Unlock()
 	<-cleaned
 	return func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if k.spare != none {
+		if k.mu.spare != none {
 			return
 		}
-		k.spare = nil
+		k.mu.spare = nil
 		switch {
-		case was && !k.destroyed:
+		case was && !k.mu.destroyed:
 			k.spareSoonLocked(s.c)
 		case !was:
-			k.spare = s
+			k.mu.spare = s
 		}
 	}
 }

@@ -127,7 +127,7 @@ func upperTar(t *testing.T, k *Kernel) *os.File {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { f.Close() })
-	if err := k.sb.TarRootfsUpperLayer(k.container, f); err != nil {
+	if err := k.sb.TarRootfsUpperLayer(k.mu.container, f); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := f.Seek(0, 0); err != nil {

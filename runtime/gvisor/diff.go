@@ -32,7 +32,7 @@ var errNotBrief = errors.New("more than a brief pause is for")
 func (k *Kernel) Diff(ctx context.Context, w *os.File, most int64) error {
 	const op = "gvisor.diff"
 	k.mu.Lock()
-	container, paused := k.container, k.paused
+	container, paused := k.mu.container, k.mu.paused
 	k.mu.Unlock()
 	if container == "" {
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)

@@ -92,14 +92,14 @@ const watchInitAfter = 250 * time.Millisecond
 // watchInitLocked notices when code inside kills its container's init, which takes
 // the container down but leaves the kernel and the guest alive.
 func (k *Kernel) watchInitLocked() {
-	if k.initTimer != nil {
-		k.initTimer.Stop()
+	if k.mu.initTimer != nil {
+		k.mu.initTimer.Stop()
 	}
-	init := k.initPID
-	k.initTimer = time.AfterFunc(watchInitAfter, func() {
+	init := k.mu.initPID
+	k.mu.initTimer = time.AfterFunc(watchInitAfter, func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if !k.destroyed && !k.left && k.initPID == init {
+		if !k.mu.destroyed && !k.mu.left && k.mu.initPID == init {
 			k.waitForInitLocked()
 		}
 	})
@@ -131,7 +131,7 @@ func (k *Kernel) waitForInitLocked() {
 
 // stopTimersLocked keeps what was to be done later from being begun.
 func (k *Kernel) stopTimersLocked() {
-	for _, t := range []*time.Timer{k.spareTimer, k.initTimer} {
+	for _, t := range []*time.Timer{k.mu.spareTimer, k.mu.initTimer} {
 		if t != nil {
 			t.Stop()
 		}
@@ -163,7 +163,7 @@ func (k *Kernel) Destroy(ctx context.Context) error {
 	const op = "gvisor.destroy"
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.destroyed {
+	if k.mu.destroyed {
 		return nil
 	}
 	k.finish(sandbox.KilledByUser, "destroyed")
@@ -206,7 +206,7 @@ func (k *Kernel) Destroy(ctx context.Context) error {
 		return sandbox.Errorf(sandbox.Unavailable, op, "%w", err)
 	}
 	k.d.kernels.Delete(k)
-	k.destroyed = true
+	k.mu.destroyed = true
 	k.watchers.Wait() // a spare being started fails with its sentry
 	return nil
 }

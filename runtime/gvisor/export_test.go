@@ -45,7 +45,7 @@ func Unlimited(k *Kernel) (limited func()) { return k.unlimited() }
 func (k *Kernel) AwaitSpare(ctx context.Context) error {
 	for ctx.Err() == nil {
 		k.mu.Lock()
-		s := k.spare
+		s := k.mu.spare
 		k.mu.Unlock()
 		if s == nil { // its timer has not fired
 			time.Sleep(time.Millisecond)

@@ -8,18 +8,20 @@ import (
 // gate lets many in, until someone shuts it and waits for all to be out. A
 // sync.RWMutex whose waits end with a context. The zero value is open.
 type gate struct {
-	mu      sync.Mutex
-	inside  int
-	opened  chan struct{} // closed by open; nil while it is open
-	emptied chan struct{} // closed by the last to leave; nil unless shut waits
+	mu struct {
+		sync.Mutex
+		inside  int
+		opened  chan struct{} // closed by open; nil while it is open
+		emptied chan struct{} // closed by the last to leave; nil unless shut waits
+	}
 }
 
 func (g *gate) enter(ctx context.Context) error {
 	for {
 		g.mu.Lock()
-		opened := g.opened
+		opened := g.mu.opened
 		if opened == nil {
-			g.inside++
+			g.mu.inside++
 			g.mu.Unlock()
 			return nil
 		}
@@ -35,9 +37,9 @@ func (g *gate) enter(ctx context.Context) error {
 func (g *gate) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.inside--; g.inside == 0 && g.emptied != nil {
-		close(g.emptied)
-		g.emptied = nil
+	if g.mu.inside--; g.mu.inside == 0 && g.mu.emptied != nil {
+		close(g.mu.emptied)
+		g.mu.emptied = nil
 	}
 }
 
@@ -45,11 +47,11 @@ func (g *gate) leave() {
 // is open.
 func (g *gate) shut(ctx context.Context) error {
 	g.mu.Lock()
-	g.opened = make(chan struct{})
+	g.mu.opened = make(chan struct{})
 	var emptied chan struct{}
-	if g.inside > 0 {
+	if g.mu.inside > 0 {
 		emptied = make(chan struct{})
-		g.emptied = emptied
+		g.mu.emptied = emptied
 	}
 	g.mu.Unlock()
 	if emptied == nil {
@@ -67,6 +69,6 @@ func (g *gate) shut(ctx context.Context) error {
 func (g *gate) open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	close(g.opened)
-	g.opened, g.emptied = nil, nil
+	close(g.mu.opened)
+	g.mu.opened, g.mu.emptied = nil, nil
 }

@@ -93,7 +93,7 @@ func (k *Kernel) watchGofer(pid int, wait func() error, cid string) error {
 func (k *Kernel) VolumesErr(context.Context) error {
 	const op = "gvisor.volumes"
 	k.mu.Lock()
-	cid := k.container
+	cid := k.mu.container
 	k.mu.Unlock()
 	if cid == "" {
 		return nil

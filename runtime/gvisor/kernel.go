@@ -53,23 +53,25 @@ type Kernel struct {
 	stop     context.CancelFunc
 	watchers sync.WaitGroup
 
-	mu         sync.Mutex
-	container  string            // id of the user's container inside the kernel, "" before Attach
-	served     int               // number of the last container that was vacated
-	sized      sandbox.Resources // that the kernel has by Attach; zero = none
-	initPID    int
-	image      string // path of the container's image; "" if it was adopted
-	spare      *spare // nil if none is there or being made
-	spareTimer *time.Timer
-	initTimer  *time.Timer   // until init is watched
-	spareAgain func()        // ends the time without a spare that a pause began; nil unless paused
-	cleaned    chan struct{} // closed unless containers that were left are being destroyed
-	thawed     chan struct{} // closed unless the guest is being thawed
-	paused     bool
-	brief      bool // that pause is over in a moment; false in one adopted
-	plugged    bool // has a network device; not known of an adopted one
-	destroyed  bool
-	left       bool // by letGo: another process has it, and nothing more is begun here
+	mu struct {
+		sync.Mutex
+		container  string            // id of the user's container inside the kernel, "" before Attach
+		served     int               // number of the last container that was vacated
+		sized      sandbox.Resources // that the kernel has by Attach; zero = none
+		initPID    int
+		image      string // path of the container's image; "" if it was adopted
+		spare      *spare // nil if none is there or being made
+		spareTimer *time.Timer
+		initTimer  *time.Timer   // until init is watched
+		spareAgain func()        // ends the time without a spare that a pause began; nil unless paused
+		cleaned    chan struct{} // closed unless containers that were left are being destroyed
+		thawed     chan struct{} // closed unless the guest is being thawed
+		paused     bool
+		brief      bool // that pause is over in a moment; false in one adopted
+		plugged    bool // has a network device; not known of an adopted one
+		destroyed  bool
+		left       bool // by letGo: another process has it, and nothing more is begun here
+	}
 }
 
 // saved is what survives a restart of the node.
@@ -94,9 +96,10 @@ type saved struct {
 var _ runtime.Kernel = (*Kernel)(nil)
 
 func newKernel(d *Driver, id string, p programs) *Kernel {
-	k := &Kernel{d: d, id: id, programs: p, done: make(chan struct{}), cleaned: make(chan struct{}), thawed: make(chan struct{})}
-	close(k.cleaned)
-	close(k.thawed)
+	k := &Kernel{d: d, id: id, programs: p, done: make(chan struct{})}
+	k.mu.cleaned, k.mu.thawed = make(chan struct{}), make(chan struct{})
+	close(k.mu.cleaned)
+	close(k.mu.thawed)
 	d.kernels.Store(k, nil)
 	return k
 }
@@ -105,7 +108,7 @@ func newKernel(d *Driver, id string, p programs) *Kernel {
 func (k *Kernel) letGo() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.left = true
+	k.mu.left = true
 	if k.guest != nil {
 		k.guest.Close()
 	}
@@ -251,7 +254,7 @@ func (k *Kernel) Rehearse(ctx context.Context) error {
 		return fmt.Errorf("rehearsal: %w", err)
 	}
 	k.cleanLocked([]string{cid})
-	<-k.cleaned
+	<-k.mu.cleaned
 	return nil
 }
 
@@ -377,10 +380,10 @@ func (k *Kernel) adopt(ctx context.Context) error {
 		// destroys with it. Without an init, the process before us died amid a
 		// reset, and any will do.
 		if procs, err := k.sb.Processes(cid); init == 0 || err == nil && len(procs) == 1 && int(procs[0].PID) == init {
-			k.container = cid
+			k.mu.container = cid
 		}
 	}
-	if k.initPID = init; init != 0 {
+	if k.mu.initPID = init; init != 0 {
 		k.watchInitLocked()
 	}
 	return nil
@@ -411,25 +414,25 @@ func (k *Kernel) Attach(ctx context.Context, c runtime.Container) error {
 	const op = "gvisor.attach"
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.container != "" {
+	if k.mu.container != "" {
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has its container", k.id)
 	}
-	if k.sized != c.Resources || !c.Clock.IsZero() { // mostly the next of a trust group is as large as the one before
-		k.sized = sandbox.Resources{}
+	if k.mu.sized != c.Resources || !c.Clock.IsZero() { // mostly the next of a trust group is as large as the one before
+		k.mu.sized = sandbox.Resources{}
 		if err := k.d.groups.limit(k.id, c.Resources); err != nil {
 			return sandbox.Errorf(sandbox.Unavailable, op, "kernel %s: %w", k.id, err)
 		}
 		if err := k.setSize(c); err != nil {
 			return k.explain(op, err)
 		}
-		k.sized = c.Resources
+		k.mu.sized = c.Resources
 	}
-	cid := containerName(k.served + 1)
+	cid := containerName(k.mu.served + 1)
 	init, err := k.launch(c, cid)
 	if err != nil {
 		return k.explain(op, err)
 	}
-	k.container = cid
+	k.mu.container = cid
 	if c.Device != nil {
 		if err := k.plugLocked(*c.Device); err != nil {
 			return k.explain(op, err)
@@ -449,18 +452,18 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 	const op = "gvisor.reset"
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.container == "" {
+	if k.mu.container == "" {
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
 	}
-	if k.paused {
+	if k.mu.paused {
 		return k.errPaused(op)
 	}
-	<-k.cleaned
+	<-k.mu.cleaned
 	k.d.resets.note(c.Rootfs.Path, time.Now())
 	next := k.takeSpareLocked(c)
 	old := k.containers()
 	if next == nil {
-		last := k.container
+		last := k.mu.container
 		if len(old) > 0 {
 			last = old[len(old)-1]
 		}
@@ -472,12 +475,16 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 	// Entering the new container, the guest leaves the old one, and nothing of
 	// that lives when it has. What is left of it in the sentry and on disk can
 	// go after the reset: 1 to 2 ms that nobody need wait for.
-	k.initPID = 0 // its death is ours, not the code's inside
+	k.mu.initPID = 0 // its death is ours, not the code's inside
 	if err := k.enterLocked(ctx, c, next.init); err != nil {
 		return k.explain(op, err)
 	}
-	k.container = next.cid
+	k.mu.container = next.cid
 	k.cleanLocked(slices.DeleteFunc(old, func(cid string) bool { return cid == next.cid }))
+	// Unless it had so many files that the next episode would find no memory for its own.
+	if k.d.groups.memory(k.id) > c.Resources.MemoryLimit/2 {
+		<-k.mu.cleaned
+	}
 	k.spareSoonLocked(c)
 	return nil
 }
@@ -488,7 +495,7 @@ func (k *Kernel) Reset(ctx context.Context, c runtime.Container) error {
 // layer, by which the next reset or checkpoint finds it and tries again.
 func (k *Kernel) cleanLocked(cids []string) {
 	cleaned := make(chan struct{})
-	k.cleaned = cleaned
+	k.mu.cleaned = cleaned
 	k.watchers.Go(func() {
 		defer close(cleaned)
 		for _, cid := range cids {
@@ -602,7 +609,7 @@ func (k *Kernel) enterLocked(ctx context.Context, c runtime.Container, initPID i
 	if err := k.guest.Enter(ctx, inGuest(c, initPID)); err != nil {
 		return fmt.Errorf("the guest cannot enter the container: %w", err)
 	}
-	k.initPID, k.image = initPID, c.Rootfs.Path
+	k.mu.initPID, k.mu.image = initPID, c.Rootfs.Path
 	k.watchInitLocked()
 	return nil
 }
@@ -637,7 +644,7 @@ func (k *Kernel) Stats(ctx context.Context) (sandbox.Stats, error) {
 		s.MemoryPeak += k.saved.BootMemory
 	}
 	k.mu.Lock()
-	cid, paused, guest := k.container, k.paused, k.guest
+	cid, paused, guest := k.mu.container, k.mu.paused, k.guest
 	k.mu.Unlock()
 	if cid != "" && !paused {
 		// The figures that come from inside. Without an answer they are left

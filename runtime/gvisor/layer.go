@@ -56,7 +56,7 @@ type listedEntry struct {
 func (k *Kernel) ListLayer(ctx context.Context, q runtime.LayerQuery) (*sandbox.UpperLayer, error) {
 	const op = "gvisor.list_layer"
 	k.mu.Lock()
-	container := k.container
+	container := k.mu.container
 	k.mu.Unlock()
 	if container == "" {
 		return nil, sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)

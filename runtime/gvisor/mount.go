@@ -78,20 +78,20 @@ func (k *Kernel) Mount(ctx context.Context, erofs, path string) error {
 	const op = "gvisor.mount"
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.container == "" || k.initPID == 0 {
+	if k.mu.container == "" || k.mu.initPID == 0 {
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
 	}
-	if k.paused {
+	if k.mu.paused {
 		return k.errPaused(op)
 	}
 	id, err := superblockID(erofs)
 	if err != nil {
 		return sandbox.WithOp(op, err)
 	}
-	ms := k.mounts(k.container)
+	ms := k.mounts(k.mu.container)
 	m := mount{Source: erofs, ID: id, Path: path, Key: fmt.Sprintf("%s/%d", mountKeys, len(ms)+1)}
 	ferry := fmt.Sprintf("mount%d", len(ms)+1)
-	<-k.cleaned
+	<-k.mu.cleaned
 	init, err := k.launchFile(ferry, m)
 	if err != nil {
 		_ = k.sb.DestroyContainer(ferry) // as far as it came
@@ -99,14 +99,14 @@ func (k *Kernel) Mount(ctx context.Context, erofs, path string) error {
 	}
 	// Known before it is there: a checkpoint with a file too many is restored,
 	// one with a file too few is not.
-	if err = k.keepMounts(k.container, append(ms, m)); err == nil {
+	if err = k.keepMounts(k.mu.container, append(ms, m)); err == nil {
 		err = k.guest.Mount(ctx, init, m.Key, path)
 	}
 	switch sandbox.ClassOf(err) {
 	case sandbox.Invalid, sandbox.NotFound, sandbox.Precondition, sandbox.Denied, sandbox.DiskFull:
 		// The guest refused, so it is not there; of any other error one cannot
 		// say.
-		err = errors.Join(err, k.keepMounts(k.container, ms))
+		err = errors.Join(err, k.keepMounts(k.mu.container, ms))
 	}
 	if derr := k.sb.DestroyContainer(ferry); err == nil {
 		err = derr

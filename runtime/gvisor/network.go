@@ -29,7 +29,7 @@ func (k *Kernel) Plug(ctx context.Context, d runtime.Device) error {
 	const op = "gvisor.plug"
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.paused {
+	if k.mu.paused {
 		return k.errPaused(op)
 	}
 	if err := k.plugLocked(d); err != nil {
@@ -39,7 +39,7 @@ func (k *Kernel) Plug(ctx context.Context, d runtime.Device) error {
 }
 
 func (k *Kernel) plugLocked(d runtime.Device) error {
-	if k.plugged {
+	if k.mu.plugged {
 		return sandbox.Errorf(sandbox.Precondition, "", "kernel %s has a network device", k.id)
 	}
 	conn, err := client.ConnectTo(k.saved.Socket)
@@ -50,7 +50,7 @@ func (k *Kernel) plugLocked(d runtime.Device) error {
 	if err := conn.Call(createLinks, linksOf(&d, false), nil); err != nil {
 		return err
 	}
-	k.plugged = true
+	k.mu.plugged = true
 	return nil
 }
 

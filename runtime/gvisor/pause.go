@@ -43,7 +43,7 @@ func (k *Kernel) unmarkPause() error {
 
 func (k *Kernel) markPause() error {
 	k.mu.Lock()
-	m := pauseMark{Settled: true, Container: k.container, InitPID: k.initPID}
+	m := pauseMark{Settled: true, Container: k.mu.container, InitPID: k.mu.initPID}
 	k.mu.Unlock()
 	b, err := json.Marshal(m)
 	if err != nil {
@@ -58,7 +58,7 @@ func (k *Kernel) settlePause() error { return os.Rename(k.unsettledFile(), k.pau
 func (k *Kernel) Paused() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.paused
+	return k.mu.paused
 }
 
 // Pause freezes the kernel. See runtime.Pauser.
@@ -107,7 +107,7 @@ func (k *Kernel) pauseUnsettled(ctx context.Context, brief bool) error {
 		return err
 	}
 	k.mu.Lock()
-	k.paused, k.brief, k.spareAgain = true, brief, again
+	k.mu.paused, k.mu.brief, k.mu.spareAgain = true, brief, again
 	k.mu.Unlock()
 	return nil
 }
@@ -125,8 +125,8 @@ func (k *Kernel) Resume(ctx context.Context) error {
 		return k.explain(op, err)
 	}
 	k.mu.Lock()
-	again, brief := k.spareAgain, k.brief // nil and false in one adopted while paused
-	k.paused, k.brief, k.spareAgain = false, false, nil
+	again, brief := k.mu.spareAgain, k.mu.brief // nil and false in one adopted while paused
+	k.mu.paused, k.mu.brief, k.mu.spareAgain = false, false, nil
 	k.mu.Unlock()
 	if again != nil {
 		again()
@@ -146,7 +146,7 @@ func (k *Kernel) Resume(ctx context.Context) error {
 // after it they would run.
 func (k *Kernel) freeze(ctx context.Context) error {
 	k.mu.Lock()
-	thawed := k.thawed
+	thawed := k.mu.thawed
 	k.mu.Unlock()
 	select {
 	case <-thawed:
@@ -163,11 +163,11 @@ func (k *Kernel) wake() {
 	k.guest.Release()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.destroyed {
+	if k.mu.destroyed {
 		return
 	}
 	thawed := make(chan struct{})
-	k.thawed = thawed
+	k.mu.thawed = thawed
 	k.watchers.Go(func() {
 		defer close(thawed)
 		ctx, cancel := context.WithTimeout(context.Background(), wakeWait)
@@ -221,7 +221,7 @@ func (k *Kernel) adoptPaused(ctx context.Context) (bool, error) {
 	k.guest.Hold()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.paused, k.container, k.initPID = true, m.Container, m.InitPID
+	k.mu.paused, k.mu.container, k.mu.initPID = true, m.Container, m.InitPID
 	if m.InitPID != 0 {
 		k.watchInitLocked()
 	}

@@ -132,7 +132,7 @@ func (k *Kernel) loadLocked(ctx context.Context, root *specs.Spec, dir string, w
 	if err := k.sb.Restore(k.d.start, root, k.id, dir, false /* direct */, true /* background */, linksOf(c.Device, true)); err != nil {
 		return nil, err
 	}
-	k.plugged = c.Device != nil
+	k.mu.plugged = c.Device != nil
 	cid := containerName(1)
 	vols, err := k.serveVolumes(c.Volumes, cid)
 	if err != nil {
@@ -146,7 +146,7 @@ func (k *Kernel) loadLocked(ctx context.Context, root *specs.Spec, dir string, w
 	if err := k.restoreContainer(c, cid, vols, was.Mounts); err != nil {
 		return nil, err
 	}
-	k.container = cid // and runs, also if its source was paused: gVisor does not save that
+	k.mu.container = cid // and runs, also if its source was paused: gVisor does not save that
 	own := k.saved.Secret
 	k.saved.Secret = was.Secret
 	err = k.connect(ctx)
@@ -172,7 +172,7 @@ func (k *Kernel) rekeyLocked(ctx context.Context, c runtime.Container) error {
 
 // servesLocked notes whose container the kernel has from now on.
 func (k *Kernel) servesLocked(was checkpointed, c runtime.Container) {
-	k.initPID, k.image = was.InitPID, c.Rootfs.Path
+	k.mu.initPID, k.mu.image = was.InitPID, c.Rootfs.Path
 	k.watchInitLocked()
 }
 

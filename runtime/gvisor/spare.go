@@ -70,15 +70,15 @@ func (r *resets) likely(image string, now time.Time) bool {
 
 // spareSoonLocked sees to a spare after the container of an episode.
 func (k *Kernel) spareSoonLocked(c runtime.Container) {
-	current := k.container
-	k.spareTimer = time.AfterFunc(spareAfter, func() {
+	current := k.mu.container
+	k.mu.spareTimer = time.AfterFunc(spareAfter, func() {
 		k.mu.Lock()
-		if k.destroyed || k.left || k.container != current || k.spare != nil {
+		if k.mu.destroyed || k.mu.left || k.mu.container != current || k.mu.spare != nil {
 			k.mu.Unlock()
 			return
 		}
 		s := &spare{cid: containerName(episode(current) + 1), c: c, ready: make(chan struct{})}
-		k.spare = s
+		k.mu.spare = s
 		k.watchers.Add(1) // under mu and not destroyed: Destroy waits for it
 		k.mu.Unlock()
 		defer k.watchers.Done()
@@ -98,12 +98,12 @@ func (k *Kernel) restSpare() (again func()) {
 	none := &spare{ready: make(chan struct{}), err: errors.New("no spare during a pause")}
 	close(none.ready)
 	k.mu.Lock()
-	if k.spareTimer != nil {
-		k.spareTimer.Stop()
+	if k.mu.spareTimer != nil {
+		k.mu.spareTimer.Stop()
 	}
-	s, cleaned := k.spare, k.cleaned
+	s, cleaned := k.mu.spare, k.mu.cleaned
 	if s == nil {
-		k.spare = none // for a timer that has fired
+		k.mu.spare = none // for a timer that has fired
 	}
 	k.mu.Unlock()
 	<-cleaned
@@ -113,12 +113,12 @@ func (k *Kernel) restSpare() (again func()) {
 	return func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if k.spare != none {
+		if k.mu.spare != none {
 			return
 		}
-		k.spare = nil
-		if k.spareTimer != nil && !k.destroyed {
-			k.spareTimer.Reset(spareAfter)
+		k.mu.spare = nil
+		if k.mu.spareTimer != nil && !k.mu.destroyed {
+			k.mu.spareTimer.Reset(spareAfter)
 		}
 	}
 }
@@ -126,11 +126,11 @@ func (k *Kernel) restSpare() (again func()) {
 // takeSpareLocked returns the spare if there is one that serves c. A spare
 // being started is waited for: it is ahead of one that would be started now.
 func (k *Kernel) takeSpareLocked(c runtime.Container) *spare {
-	if k.spareTimer != nil {
-		k.spareTimer.Stop()
+	if k.mu.spareTimer != nil {
+		k.mu.spareTimer.Stop()
 	}
-	s := k.spare
-	k.spare = nil
+	s := k.mu.spare
+	k.mu.spare = nil
 	if s == nil {
 		return nil
 	}

@@ -67,7 +67,7 @@ func TestSpare(t *testing.T) {
 		t.Helper()
 		for ctx.Err() == nil {
 			k.mu.Lock()
-			s := k.spare
+			s := k.mu.spare
 			k.mu.Unlock()
 			if s != nil {
 				<-s.ready
@@ -93,7 +93,7 @@ func TestSpare(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.mu.Lock()
-	if k.spareTimer != nil {
+	if k.mu.spareTimer != nil {
 		t.Error("a kernel of an image that is not reset makes a spare")
 	}
 	k.mu.Unlock()
@@ -107,8 +107,8 @@ func TestSpare(t *testing.T) {
 			diff(t, k)
 		}
 		reset(c)
-		if k.container != s.cid {
-			t.Errorf("serving %s, the spare was %s", k.container, s.cid)
+		if k.mu.container != s.cid {
+			t.Errorf("serving %s, the spare was %s", k.mu.container, s.cid)
 		}
 	}
 
@@ -116,7 +116,7 @@ func TestSpare(t *testing.T) {
 	larger := c
 	larger.Resources.Disk *= 2
 	reset(larger)
-	if k.container == s.cid {
+	if k.mu.container == s.cid {
 		t.Error("a spare with another disk limit was used")
 	}
 
@@ -126,11 +126,11 @@ func TestSpare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	was := k.container
+	was := k.mu.container
 	k.stop() // as the death of its process would
 	k = adopted.(*Kernel)
-	if k.container != was {
-		t.Errorf("adopted %s, it served %s", k.container, was)
+	if k.mu.container != was {
+		t.Errorf("adopted %s, it served %s", k.mu.container, was)
 	}
 	reset(larger)
 	for _, cid := range k.containers() {
@@ -156,8 +156,8 @@ func TestSpare(t *testing.T) {
 	}
 	s = waiting()
 	reset(c)
-	if k.container != s.cid {
-		t.Errorf("serving %s, the spare was %s", k.container, s.cid)
+	if k.mu.container != s.cid {
+		t.Errorf("serving %s, the spare was %s", k.mu.container, s.cid)
 	}
 	waiting()
 	if err := k.Vacate(ctx); err != nil {

@@ -40,7 +40,7 @@ func (k *Kernel) Unpack(ctx context.Context, to runtime.Unpacking, tar []byte) (
 	}
 	defer k.bulks.leave()
 	k.mu.Lock()
-	container, paused := k.container, k.paused
+	container, paused := k.mu.container, k.mu.paused
 	k.mu.Unlock()
 	switch {
 	case paused:

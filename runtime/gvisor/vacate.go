@@ -25,18 +25,18 @@ func (k *Kernel) Vacate(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
-	case k.container == "":
+	case k.mu.container == "":
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has no container", k.id)
-	case k.paused:
+	case k.mu.paused:
 		return k.errPaused(op)
-	case k.plugged:
+	case k.mu.plugged:
 		return sandbox.Errorf(sandbox.Precondition, op, "kernel %s has a network device, which is its sandbox's", k.id)
 	case k.d.groups.oomKills(k.id) > 0:
 		return sandbox.Errorf(sandbox.Precondition, op, "processes of kernel %s were ended by the host", k.id)
 	}
-	<-k.cleaned
+	<-k.mu.cleaned
 	k.takeSpareLocked(runtime.Container{}) // which no container is like: it goes with the others
-	k.initPID = 0                          // its death is ours
+	k.mu.initPID = 0                       // its death is ours
 	// Who called the sandbox before must not reach the next with the same client.
 	next := guest.NewClient(nil, nil)
 	next.MoveTo(k.guest)
@@ -45,12 +45,12 @@ func (k *Kernel) Vacate(ctx context.Context) error {
 		return k.explain(op, err)
 	}
 	old := k.containers()
-	for _, cid := range append(old, k.container) {
-		k.served = max(k.served, episode(cid))
+	for _, cid := range append(old, k.mu.container) {
+		k.mu.served = max(k.mu.served, episode(cid))
 	}
-	k.container, k.image = "", ""
+	k.mu.container, k.mu.image = "", ""
 	k.cleanLocked(old)
-	<-k.cleaned
+	<-k.mu.cleaned
 	if left := k.containers(); len(left) > 0 {
 		return sandbox.Errorf(sandbox.Unavailable, op, "containers %v of kernel %s resist", left, k.id)
 	}

@@ -111,7 +111,7 @@ func TestVolumeGoferDies(t *testing.T) {
 	if err := k.VolumesErr(t.Context()); err != nil {
 		t.Error(err)
 	}
-	pid := k.goferOf(k.container)
+	pid := k.goferOf(k.mu.container)
 	if pid == 0 {
 		t.Fatal("no gofer in the kernel's cgroup")
 	}
@@ -146,7 +146,7 @@ func TestVolumeGoferDies(t *testing.T) {
 
 func TestVolumeGoferEndsWithTheSentry(t *testing.T) {
 	k, _ := volumeKernel(t, runtime.Volume{Source: t.TempDir(), Target: "/data"})
-	pid := k.goferOf(k.container)
+	pid := k.goferOf(k.mu.container)
 	if err := unix.Kill(k.saved.PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -156,12 +156,12 @@ func TestVolumeGoferEndsWithTheSentry(t *testing.T) {
 
 func TestVolumeGoferOfALeftContainerEnds(t *testing.T) {
 	k, c := volumeKernel(t, runtime.Volume{Source: t.TempDir(), Target: "/data"})
-	pid := k.goferOf(k.container)
+	pid := k.goferOf(k.mu.container)
 	if err := k.Reset(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	gone(t, pid)
-	if now := k.goferOf(k.container); now == 0 || now == pid {
+	if now := k.goferOf(k.mu.container); now == 0 || now == pid {
 		t.Errorf("the gofer of the new container is %d", now)
 	}
 }
@@ -182,7 +182,7 @@ func TestVolumeGoferIsConfined(t *testing.T) {
 	if out, code := run(t, k, "ls /data"); code != 0 { // it serves, so it has confined itself
 		t.Fatal(out)
 	}
-	pid := k.goferOf(k.container)
+	pid := k.goferOf(k.mu.container)
 	proc := func(name string) string {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
 		if err != nil {

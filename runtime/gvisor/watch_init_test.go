@@ -13,7 +13,7 @@ func TestInitKilledUnwatched(t *testing.T) {
 	k, c := volumeKernel(t)
 	for {
 		k.mu.Lock()
-		held := k.initTimer.Stop()
+		held := k.mu.initTimer.Stop()
 		k.mu.Unlock()
 		if held {
 			break
@@ -35,7 +35,7 @@ func TestInitKilledUnwatched(t *testing.T) {
 	if isClosed(k.done) {
 		t.Fatalf("somebody watched: %+v", k.exit)
 	}
-	k.initTimer.Reset(0)
+	k.mu.initTimer.Reset(0)
 	select {
 	case <-k.Done():
 	case <-time.After(time.Minute):

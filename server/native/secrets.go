@@ -16,7 +16,7 @@ type secrets struct{ *server.Server }
 func (s secrets) Create(ctx context.Context, r *connect.Request[covev1.CreateSecretRequest]) (*connect.Response[covev1.CreateSecretResponse], error) {
 	m := r.Msg
 	sec, err := s.CreateSecret(ctx, sandbox.Secret{Name: m.Name, Hosts: m.Hosts, Header: m.Header, Format: m.Format, URL: m.Url, Body: m.Body,
-		AllowHTTP: m.AllowHttp, Env: m.Env, Placeholder: m.Placeholder, Value: sandbox.NewSecretValue(m.Value)})
+		AllowHTTP: m.AllowHttp, Env: m.Env, Placeholder: m.Placeholder, Labels: m.Labels, Value: sandbox.NewSecretValue(m.Value)})
 	return answer(&covev1.CreateSecretResponse{Secret: wire.Secret(sec)}, err)
 }
 
@@ -27,7 +27,10 @@ func (s secrets) List(ctx context.Context, r *connect.Request[covev1.ListSecrets
 
 func (s secrets) Update(ctx context.Context, r *connect.Request[covev1.UpdateSecretRequest]) (*connect.Response[covev1.UpdateSecretResponse], error) {
 	m := r.Msg
-	u := sandbox.SecretUpdate{Hosts: m.Hosts, Header: m.Header, Format: m.Format, Env: m.Env, URL: m.Url, Body: m.Body, AllowHTTP: m.AllowHttp}
+	u := sandbox.SecretUpdate{Hosts: m.Hosts, Header: m.Header, Format: m.Format, Env: m.Env, URL: m.Url, Body: m.Body, AllowHTTP: m.AllowHttp, Labels: m.Labels}
+	if m.ClearLabels && u.Labels == nil {
+		u.Labels = map[string]string{}
+	}
 	if m.Value != nil {
 		v := sandbox.NewSecretValue(*m.Value)
 		u.Value = &v

@@ -32,7 +32,7 @@ func (s *Store) PutImageWithin(ctx context.Context, img sandbox.Image, name stri
 	tenant := store.ScopeOf(ctx).Tenant()
 	return s.write(ctx, "put_image", func(t *tx) error {
 		if most > 0 && name != "" {
-			if err := t.roomForImage(tenant, img, name, most); err != nil {
+			if err := t.checkImageQuota(tenant, img, name, most); err != nil {
 				return err
 			}
 		}
@@ -105,9 +105,9 @@ func (r imageRecord) seenBy(who string) sandbox.Image {
 	return r.Image
 }
 
-// roomForImage refuses a name that would have a tenant hold more than most. What
+// checkImageQuota refuses a name that would have a tenant hold more than most. What
 // the name stood for until now goes, unless another name or a use keeps it.
-func (t *tx) roomForImage(tenant string, img sandbox.Image, name string, most int64) error {
+func (t *tx) checkImageQuota(tenant string, img sandbox.Image, name string, most int64) error {
 	var have, without int64
 	var held int
 	if err := t.row(imageBytes, []any{tenant, tenant, tenant}, &have); err != nil {

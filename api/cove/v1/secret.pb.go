@@ -23,18 +23,24 @@ const (
 )
 
 type Secret struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Hosts         []string               `protobuf:"bytes,2,rep,name=hosts,proto3" json:"hosts,omitempty"`                           // "api.example.com", or "*.example.com" for every name below
-	Header        string                 `protobuf:"bytes,3,opt,name=header,proto3" json:"header,omitempty"`                         // set on every request to hosts; "": the placeholder is replaced in any header
-	Format        string                 `protobuf:"bytes,4,opt,name=format,proto3" json:"format,omitempty"`                         // of the header's value, "{}" is the secret's; "" = "{}"
-	Url           bool                   `protobuf:"varint,5,opt,name=url,proto3" json:"url,omitempty"`                              // the placeholder is replaced in path and query too
-	Body          bool                   `protobuf:"varint,6,opt,name=body,proto3" json:"body,omitempty"`                            // and in bodies
-	AllowHttp     bool                   `protobuf:"varint,7,opt,name=allow_http,json=allowHttp,proto3" json:"allow_http,omitempty"` // sent without TLS too
-	Env           string                 `protobuf:"bytes,8,opt,name=env,proto3" json:"env,omitempty"`                               // variable that holds the placeholder inside
-	Placeholder   string                 `protobuf:"bytes,9,opt,name=placeholder,proto3" json:"placeholder,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	UpdatedAt     *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// "api.example.com", or "*.example.com" for every name below. None: it was made by
+	// an E2B SDK and goes where headers of a sandbox's network have its placeholder.
+	Hosts       []string               `protobuf:"bytes,2,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	Header      string                 `protobuf:"bytes,3,opt,name=header,proto3" json:"header,omitempty"`                         // set on every request to hosts; "": the placeholder is replaced in any header
+	Format      string                 `protobuf:"bytes,4,opt,name=format,proto3" json:"format,omitempty"`                         // of the header's value, "{}" is the secret's; "" = "{}"
+	Url         bool                   `protobuf:"varint,5,opt,name=url,proto3" json:"url,omitempty"`                              // the placeholder is replaced in path and query too
+	Body        bool                   `protobuf:"varint,6,opt,name=body,proto3" json:"body,omitempty"`                            // and in bodies
+	AllowHttp   bool                   `protobuf:"varint,7,opt,name=allow_http,json=allowHttp,proto3" json:"allow_http,omitempty"` // sent without TLS too
+	Env         string                 `protobuf:"bytes,8,opt,name=env,proto3" json:"env,omitempty"`                               // variable that holds the placeholder inside
+	Placeholder string                 `protobuf:"bytes,9,opt,name=placeholder,proto3" json:"placeholder,omitempty"`
+	CreatedAt   *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	UpdatedAt   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"` // when anything of it last changed
+	Labels      map[string]string      `protobuf:"bytes,12,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Of the value: 1 at first, one more each time one is set. Only the last is kept;
+	// while this stays the same, so does the value.
+	Version       int64 `protobuf:"varint,13,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -146,6 +152,20 @@ func (x *Secret) GetUpdatedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Secret) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Secret) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 type CreateSecretRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`   // 1 to 63 of a-z, 0-9, - and _
@@ -158,6 +178,7 @@ type CreateSecretRequest struct {
 	AllowHttp     bool                   `protobuf:"varint,8,opt,name=allow_http,json=allowHttp,proto3" json:"allow_http,omitempty"`
 	Env           string                 `protobuf:"bytes,9,opt,name=env,proto3" json:"env,omitempty"`
 	Placeholder   string                 `protobuf:"bytes,10,opt,name=placeholder,proto3" json:"placeholder,omitempty"` // "" = one is made; for clients that want a certain form
+	Labels        map[string]string      `protobuf:"bytes,11,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -260,6 +281,13 @@ func (x *CreateSecretRequest) GetPlaceholder() string {
 		return x.Placeholder
 	}
 	return ""
+}
+
+func (x *CreateSecretRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
 }
 
 type CreateSecretResponse struct {
@@ -396,7 +424,9 @@ type UpdateSecretRequest struct {
 	Url           *bool                  `protobuf:"varint,6,opt,name=url,proto3,oneof" json:"url,omitempty"`
 	Body          *bool                  `protobuf:"varint,7,opt,name=body,proto3,oneof" json:"body,omitempty"`
 	AllowHttp     *bool                  `protobuf:"varint,8,opt,name=allow_http,json=allowHttp,proto3,oneof" json:"allow_http,omitempty"`
-	Env           *string                `protobuf:"bytes,9,opt,name=env,proto3,oneof" json:"env,omitempty"` // of processes started from then on in sandboxes made from then on
+	Env           *string                `protobuf:"bytes,9,opt,name=env,proto3,oneof" json:"env,omitempty"`                                                                            // of processes started from then on in sandboxes made from then on
+	Labels        map[string]string      `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // in place of those before; none: as they are
+	ClearLabels   bool                   `protobuf:"varint,11,opt,name=clear_labels,json=clearLabels,proto3" json:"clear_labels,omitempty"`                                             // those before go, whether or not there are others
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -492,6 +522,20 @@ func (x *UpdateSecretRequest) GetEnv() string {
 		return *x.Env
 	}
 	return ""
+}
+
+func (x *UpdateSecretRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *UpdateSecretRequest) GetClearLabels() bool {
+	if x != nil {
+		return x.ClearLabels
+	}
+	return false
 }
 
 type UpdateSecretResponse struct {
@@ -718,7 +762,7 @@ var File_cove_v1_secret_proto protoreflect.FileDescriptor
 
 const file_cove_v1_secret_proto_rawDesc = "" +
 	"\n" +
-	"\x14cove/v1/secret.proto\x12\acove.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd1\x02\n" +
+	"\x14cove/v1/secret.proto\x12\acove.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdb\x03\n" +
 	"\x06Secret\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05hosts\x18\x02 \x03(\tR\x05hosts\x12\x16\n" +
@@ -734,7 +778,12 @@ const file_cove_v1_secret_proto_rawDesc = "" +
 	"created_at\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x129\n" +
 	"\n" +
-	"updated_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAt\"\x83\x02\n" +
+	"updated_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAt\x123\n" +
+	"\x06labels\x18\f \x03(\v2\x1b.cove.v1.Secret.LabelsEntryR\x06labels\x12\x18\n" +
+	"\aversion\x18\r \x01(\x03R\aversion\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x03\n" +
 	"\x13CreateSecretRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
 	"\x05value\x18\x02 \x01(\tB\x03\x80\x01\x01R\x05value\x12\x14\n" +
@@ -747,12 +796,16 @@ const file_cove_v1_secret_proto_rawDesc = "" +
 	"allow_http\x18\b \x01(\bR\tallowHttp\x12\x10\n" +
 	"\x03env\x18\t \x01(\tR\x03env\x12 \n" +
 	"\vplaceholder\x18\n" +
-	" \x01(\tR\vplaceholder\"?\n" +
+	" \x01(\tR\vplaceholder\x12@\n" +
+	"\x06labels\x18\v \x03(\v2(.cove.v1.CreateSecretRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"?\n" +
 	"\x14CreateSecretResponse\x12'\n" +
 	"\x06secret\x18\x01 \x01(\v2\x0f.cove.v1.SecretR\x06secret\"\x14\n" +
 	"\x12ListSecretsRequest\"@\n" +
 	"\x13ListSecretsResponse\x12)\n" +
-	"\asecrets\x18\x01 \x03(\v2\x0f.cove.v1.SecretR\asecrets\"\xcc\x02\n" +
+	"\asecrets\x18\x01 \x03(\v2\x0f.cove.v1.SecretR\asecrets\"\xec\x03\n" +
 	"\x13UpdateSecretRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\x05value\x18\x02 \x01(\tB\x03\x80\x01\x01H\x00R\x05value\x88\x01\x01\x12\x14\n" +
@@ -763,7 +816,13 @@ const file_cove_v1_secret_proto_rawDesc = "" +
 	"\x04body\x18\a \x01(\bH\x04R\x04body\x88\x01\x01\x12\"\n" +
 	"\n" +
 	"allow_http\x18\b \x01(\bH\x05R\tallowHttp\x88\x01\x01\x12\x15\n" +
-	"\x03env\x18\t \x01(\tH\x06R\x03env\x88\x01\x01B\b\n" +
+	"\x03env\x18\t \x01(\tH\x06R\x03env\x88\x01\x01\x12@\n" +
+	"\x06labels\x18\n" +
+	" \x03(\v2(.cove.v1.UpdateSecretRequest.LabelsEntryR\x06labels\x12!\n" +
+	"\fclear_labels\x18\v \x01(\bR\vclearLabels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
 	"\x06_valueB\t\n" +
 	"\a_headerB\t\n" +
 	"\a_formatB\x06\n" +
@@ -799,7 +858,7 @@ func file_cove_v1_secret_proto_rawDescGZIP() []byte {
 	return file_cove_v1_secret_proto_rawDescData
 }
 
-var file_cove_v1_secret_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_cove_v1_secret_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_cove_v1_secret_proto_goTypes = []any{
 	(*Secret)(nil),                // 0: cove.v1.Secret
 	(*CreateSecretRequest)(nil),   // 1: cove.v1.CreateSecretRequest
@@ -812,27 +871,33 @@ var file_cove_v1_secret_proto_goTypes = []any{
 	(*DeleteSecretResponse)(nil),  // 8: cove.v1.DeleteSecretResponse
 	(*SetSecretsRequest)(nil),     // 9: cove.v1.SetSecretsRequest
 	(*SetSecretsResponse)(nil),    // 10: cove.v1.SetSecretsResponse
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	nil,                           // 11: cove.v1.Secret.LabelsEntry
+	nil,                           // 12: cove.v1.CreateSecretRequest.LabelsEntry
+	nil,                           // 13: cove.v1.UpdateSecretRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
 }
 var file_cove_v1_secret_proto_depIdxs = []int32{
-	11, // 0: cove.v1.Secret.created_at:type_name -> google.protobuf.Timestamp
-	11, // 1: cove.v1.Secret.updated_at:type_name -> google.protobuf.Timestamp
-	0,  // 2: cove.v1.CreateSecretResponse.secret:type_name -> cove.v1.Secret
-	0,  // 3: cove.v1.ListSecretsResponse.secrets:type_name -> cove.v1.Secret
-	0,  // 4: cove.v1.UpdateSecretResponse.secret:type_name -> cove.v1.Secret
-	1,  // 5: cove.v1.Secrets.Create:input_type -> cove.v1.CreateSecretRequest
-	3,  // 6: cove.v1.Secrets.List:input_type -> cove.v1.ListSecretsRequest
-	5,  // 7: cove.v1.Secrets.Update:input_type -> cove.v1.UpdateSecretRequest
-	7,  // 8: cove.v1.Secrets.Delete:input_type -> cove.v1.DeleteSecretRequest
-	2,  // 9: cove.v1.Secrets.Create:output_type -> cove.v1.CreateSecretResponse
-	4,  // 10: cove.v1.Secrets.List:output_type -> cove.v1.ListSecretsResponse
-	6,  // 11: cove.v1.Secrets.Update:output_type -> cove.v1.UpdateSecretResponse
-	8,  // 12: cove.v1.Secrets.Delete:output_type -> cove.v1.DeleteSecretResponse
-	9,  // [9:13] is the sub-list for method output_type
-	5,  // [5:9] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	14, // 0: cove.v1.Secret.created_at:type_name -> google.protobuf.Timestamp
+	14, // 1: cove.v1.Secret.updated_at:type_name -> google.protobuf.Timestamp
+	11, // 2: cove.v1.Secret.labels:type_name -> cove.v1.Secret.LabelsEntry
+	12, // 3: cove.v1.CreateSecretRequest.labels:type_name -> cove.v1.CreateSecretRequest.LabelsEntry
+	0,  // 4: cove.v1.CreateSecretResponse.secret:type_name -> cove.v1.Secret
+	0,  // 5: cove.v1.ListSecretsResponse.secrets:type_name -> cove.v1.Secret
+	13, // 6: cove.v1.UpdateSecretRequest.labels:type_name -> cove.v1.UpdateSecretRequest.LabelsEntry
+	0,  // 7: cove.v1.UpdateSecretResponse.secret:type_name -> cove.v1.Secret
+	1,  // 8: cove.v1.Secrets.Create:input_type -> cove.v1.CreateSecretRequest
+	3,  // 9: cove.v1.Secrets.List:input_type -> cove.v1.ListSecretsRequest
+	5,  // 10: cove.v1.Secrets.Update:input_type -> cove.v1.UpdateSecretRequest
+	7,  // 11: cove.v1.Secrets.Delete:input_type -> cove.v1.DeleteSecretRequest
+	2,  // 12: cove.v1.Secrets.Create:output_type -> cove.v1.CreateSecretResponse
+	4,  // 13: cove.v1.Secrets.List:output_type -> cove.v1.ListSecretsResponse
+	6,  // 14: cove.v1.Secrets.Update:output_type -> cove.v1.UpdateSecretResponse
+	8,  // 15: cove.v1.Secrets.Delete:output_type -> cove.v1.DeleteSecretResponse
+	12, // [12:16] is the sub-list for method output_type
+	8,  // [8:12] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_cove_v1_secret_proto_init() }
@@ -847,7 +912,7 @@ func file_cove_v1_secret_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cove_v1_secret_proto_rawDesc), len(file_cove_v1_secret_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -48,22 +48,11 @@ var insideEdits = []edit{
 	},
 	{
 		file: "pkg/sentry/kernel/task_sched.go",
-		old: `	concurrencyCount := k.ConcurrencyCount()
-
-	for {
-`,
-		new: `	concurrencyCount := k.ConcurrencyCount()
-
-	for tick := uint64(0); ; tick++ {
-`,
-	},
-	{
-		file: "pkg/sentry/kernel/task_sched.go",
 		old: `		k.cpuClock.Add(linux.ClockTick.Nanoseconds())
 `,
 		new: `		k.cpuClock.Add(linux.ClockTick.Nanoseconds())
 
-		k.checkMemory(tick)
+		k.checkMemory()
 		if n := int(k.applicationCores); n != len(incTasks) {
 			incTasks = make([]*Task, n)
 		}

@@ -71,6 +71,28 @@ def test_set_makes_what_is_not_there(api: Api) -> None:
     assert refused.value.field == "hosts"
 
 
+def test_labels_stay_unless_they_are_said(api: Api) -> None:
+    api.server.on("Secrets/Update", {"secret": {**SECRET, "labels": {"team": "rl"}, "version": "4"}})
+    kind = secrets_of(api)
+    for given, sent in (
+        ({"labels": {"team": "rl"}}, {"labels": {"team": "rl"}}),
+        ({}, {}),
+        ({"labels": {}}, {"labels": {}, "clearLabels": True}),
+    ):
+        info = kind.set("openai", "sk-2", client=api.client, **given)
+        assert api.server.sent("Update")[-1].message == {"name": "openai", "value": "sk-2", **sent}
+        assert (info.labels, info.version) == ({"team": "rl"}, 4)
+    with pytest.raises(cove.InvalidArgument) as refused:
+        kind.set("openai", labels={"team": 3}, client=api.client)
+    assert refused.value.field == "labels"
+    api.server.on("Secrets/Update", Fail("not_found", "not_found", "no secret", status=404))
+    api.server.on("Secrets/Create", {"secret": SECRET})
+    for labels in ({"team": "rl"}, {}):
+        info = kind.set("openai", "sk-3", hosts=["b.test"], labels=labels, client=api.client)
+        assert api.server.sent("Create")[-1].message["labels"] == labels
+        assert info.labels == {}
+
+
 def test_a_sandbox_names_its_secrets(api: Api) -> None:
     api.server.on("Sandboxes/Create", {"sandbox": sandbox_json(spec={"image": "base", "secrets": ["openai"]})})
     api.server.on("Sandboxes/SetSecrets", {"secrets": []})

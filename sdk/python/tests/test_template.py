@@ -116,6 +116,36 @@ def test_get_list_delete(api: Api) -> None:
     assert [got.message["name"] for got in api.server.sent("Delete")] == ["web@3", "web"]
 
 
+def test_tags(api: Api) -> None:
+    def tag(got: Got) -> Any:
+        if not got.message["tags"]:
+            return Fail("invalid_argument", "invalid_argument", "0 tags", status=400)
+        return {"template": {**WEB, "tags": ["stable", *got.message["tags"]]}}
+
+    api.server.on("Templates/Get", {"template": {**WEB, "tags": ["stable"]}})
+    api.server.on("Templates/Tag", tag)
+    api.server.on("Templates/Untag", {})
+    api.server.on("Sandboxes/Create", {"sandbox": sandbox_json(spec={"template": "web@3"})})
+    template = api.Template.get("web:stable", client=api.client)
+    assert template.tags == ("stable",)
+    assert template.tag("v3", "tested") is None
+    assert template.tags == ("stable", "v3", "tested")
+    assert template.untag("stable", "of another version") is None
+    assert template.tags == ("v3", "tested")
+    with pytest.raises(cove.InvalidArgument):
+        template.tag()
+    assert template.tags == ("v3", "tested")
+    api.Sandbox.create(template="web:v3", client=api.client)
+    sent = [(got.path.split("/")[-1], got.message) for got in api.server.requests if not got.path.endswith("Create")]
+    assert sent == [
+        ("Get", {"name": "web:stable"}),
+        ("Tag", {"name": "web@3", "tags": ["v3", "tested"]}),
+        ("Untag", {"name": "web", "tags": ["stable", "of another version"]}),
+        ("Tag", {"name": "web@3", "tags": []}),
+    ]
+    assert api.server.sent("Create")[0].message["spec"] == {"template": "web:v3"}
+
+
 def test_async_listeners_are_awaited() -> None:
     import asyncio
 

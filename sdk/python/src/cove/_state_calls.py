@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -229,11 +229,12 @@ def new_template(
     return message
 
 
-def get_template(name: str) -> Call[TemplateInfo]:
-    def parse(j: Json) -> TemplateInfo:
-        return TemplateInfo.parse(j["template"])
+def _template(j: Json) -> TemplateInfo:
+    return TemplateInfo.parse(j["template"])
 
-    return Call("Templates/Get", {"name": name}, parse, repeatable=True)
+
+def get_template(name: str) -> Call[TemplateInfo]:
+    return Call("Templates/Get", {"name": name}, _template, repeatable=True)
 
 
 def list_templates(name: Optional[str]) -> Call[list[TemplateInfo]]:
@@ -241,6 +242,14 @@ def list_templates(name: Optional[str]) -> Call[list[TemplateInfo]]:
         return [TemplateInfo.parse(t) for t in j.get("templates") or ()]
 
     return Call("Templates/List", {"name": name} if name else {}, parse, repeatable=True)
+
+
+def tag_template(name: str, tags: Sequence[str]) -> Call[TemplateInfo]:
+    return Call("Templates/Tag", {"name": name, "tags": list(tags)}, _template, repeatable=True)
+
+
+def untag_template(name: str, tags: Sequence[str]) -> Call[None]:
+    return Call("Templates/Untag", {"name": name, "tags": list(tags)}, nothing, repeatable=True)
 
 
 def delete_template(name: str) -> Call[list[int]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Optional
 
-from ._calls import Call, nothing
-from ._values import parse_time
+from ._calls import Call, nothing, strings
+from ._values import parse_int, parse_time
 from .client import AsyncClient, Client, default_async_client, default_client
 from .errors import InvalidArgument, NotFound
 from .models import Json
@@ -31,6 +31,9 @@ class SecretInfo:
     placeholder: str
     created_at: Optional[datetime]
     updated_at: Optional[datetime]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    version: int = 0
+    """Of the value: 1 at first, one more each time one is set. 0 of a server that does not say."""
 
     @classmethod
     def parse(cls, j: Json) -> SecretInfo:
@@ -46,6 +49,8 @@ class SecretInfo:
             placeholder=j.get("placeholder", ""),
             created_at=parse_time(j.get("createdAt")),
             updated_at=parse_time(j.get("updatedAt")),
+            labels=j.get("labels") or {},
+            version=parse_int(j.get("version")),
         )
 
 
@@ -63,6 +68,7 @@ def _message(
     url: Optional[bool],
     body: Optional[bool],
     allow_http: Optional[bool],
+    labels: Optional[Mapping[str, str]],
 ) -> dict[str, Any]:
     if isinstance(hosts, str):
         raise InvalidArgument("hosts: a list of hosts, not one string", field="hosts", hint=f"[{hosts!r}]")
@@ -75,11 +81,14 @@ def _message(
         "url": url,
         "body": body,
         "allowHttp": allow_http,
+        "labels": None if labels is None else strings("labels", labels),
     }
     return {"name": name, **{k: v for k, v in given.items() if v is not None}}
 
 
 def _update(message: dict[str, Any]) -> Call[SecretInfo]:
+    if message.get("labels") == {}:  # which on the wire is the same as not said
+        message = {**message, "clearLabels": True}
     return Call("Secrets/Update", message, _secret, repeatable=True)
 
 
@@ -110,6 +119,7 @@ class Secret:
         url: Optional[bool] = None,
         body: Optional[bool] = None,
         allow_http: Optional[bool] = None,
+        labels: Optional[Mapping[str, str]] = None,
         client: Optional[Client] = None,
     ) -> SecretInfo:
         """Make a secret, or change what is given of one; running sandboxes use it at once.
@@ -117,10 +127,10 @@ class Secret:
         Requests to hosts leave with the value: in header, made of format in which
         {} is the value, or without a header wherever the placeholder stands in a
         header; with url and body there too. env is the variable that holds the
-        placeholder inside.
+        placeholder inside. labels take the place of those before; {} clears them.
         """
         client = client or default_client()
-        message = _message(name, value, hosts, header, format, env, url, body, allow_http)
+        message = _message(name, value, hosts, header, format, env, url, body, allow_http, labels)
         try:
             return client.call(_update(message))
         except NotFound:
@@ -154,11 +164,12 @@ class AsyncSecret:
         url: Optional[bool] = None,
         body: Optional[bool] = None,
         allow_http: Optional[bool] = None,
+        labels: Optional[Mapping[str, str]] = None,
         client: Optional[AsyncClient] = None,
     ) -> SecretInfo:
         """Make a secret, or change what is given of one; see Secret.set."""
         client = client or default_async_client()
-        message = _message(name, value, hosts, header, format, env, url, body, allow_http)
+        message = _message(name, value, hosts, header, format, env, url, body, allow_http, labels)
         try:
             return await client.call(_update(message))
         except NotFound:

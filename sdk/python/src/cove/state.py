@@ -212,7 +212,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class TemplateInfo:
-    """A version of a template. It never changes."""
+    """A version of a template. Of it only the tags ever change."""
 
     name: str
     version: int
@@ -227,6 +227,7 @@ class TemplateInfo:
     """Seconds."""
     size: int
     """Bytes of state."""
+    tags: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, j: Json) -> TemplateInfo:
@@ -242,6 +243,7 @@ class TemplateInfo:
             created_at=parse_time(j.get("createdAt")),
             build_time=parse_duration(j.get("buildTime")),
             size=parse_int(j.get("size")),
+            tags=tuple(j.get("tags") or ()),
         )
 
 

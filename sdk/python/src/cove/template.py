@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import codecs
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Callable, Optional, Union
 
@@ -38,6 +39,11 @@ class TemplateState:
         return self.last_info.version
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """By which this version is named too, "name:tag"; as of the last answer."""
+        return self.last_info.tags
+
+    @property
     def snapshot(self) -> str:
         """Id of what it starts from."""
         return self.last_info.snapshot
@@ -56,12 +62,18 @@ class TemplateState:
     def created_at(self) -> Optional[datetime]:
         return self.last_info.created_at
 
+    def _untagged(self, tags: tuple[str, ...]) -> None:
+        self.last_info = replace(self.last_info, tags=tuple(tag for tag in self.tags if tag not in tags))
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.size} bytes>"
 
 
 class Template(TemplateState):
-    """A version of a template. Sandbox.create(template=…) starts from it; by its name alone, from the newest."""
+    """A version of a template. Sandbox.create(template=…) starts from it; by its name alone, from the newest.
+
+    "name@version" and "name:tag" name one version.
+    """
 
     def __init__(self, client: Client, info: TemplateInfo) -> None:
         """Use build(), get() or list()."""
@@ -126,7 +138,7 @@ class Template(TemplateState):
 
     @classmethod
     def get(cls, name: str, *, client: Optional[Client] = None) -> Template:
-        """By "name", the newest, or "name@version"."""
+        """By "name", the newest, "name@version" or "name:tag"."""
         client = client or default_client()
         return cls(client, client.call(_state_calls.get_template(name)))
 
@@ -135,6 +147,15 @@ class Template(TemplateState):
         """The newest version of each, or every version of one."""
         client = client or default_client()
         return [cls(client, info) for info in client.call(_state_calls.list_templates(name))]
+
+    def tag(self, *tags: str) -> None:
+        """Have this version carry tags, and no other of its name."""
+        self.last_info = self._client.call(_state_calls.tag_template(self.id, tags))
+
+    def untag(self, *tags: str) -> None:
+        """Take tags off whichever version of its name carries them."""
+        self._client.call(_state_calls.untag_template(self.name, tags))
+        self._untagged(tags)
 
     def delete(self, *, all_versions: bool = False) -> builtins.list[int]:
         """Remove this version, or all of its name; the versions that went."""
@@ -207,7 +228,7 @@ class AsyncTemplate(TemplateState):
 
     @classmethod
     async def get(cls, name: str, *, client: Optional[AsyncClient] = None) -> AsyncTemplate:
-        """By "name", the newest, or "name@version"."""
+        """By "name", the newest, "name@version" or "name:tag"."""
         client = client or default_async_client()
         return cls(client, await client.call(_state_calls.get_template(name)))
 
@@ -218,6 +239,15 @@ class AsyncTemplate(TemplateState):
         """The newest version of each, or every version of one."""
         client = client or default_async_client()
         return [cls(client, info) for info in await client.call(_state_calls.list_templates(name))]
+
+    async def tag(self, *tags: str) -> None:
+        """Have this version carry tags, and no other of its name."""
+        self.last_info = await self._client.call(_state_calls.tag_template(self.id, tags))
+
+    async def untag(self, *tags: str) -> None:
+        """Take tags off whichever version of its name carries them."""
+        await self._client.call(_state_calls.untag_template(self.name, tags))
+        self._untagged(tags)
 
     async def delete(self, *, all_versions: bool = False) -> builtins.list[int]:
         """Remove this version, or all of its name; the versions that went."""

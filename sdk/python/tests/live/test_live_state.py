@@ -308,3 +308,29 @@ def test_a_template_starts_ready(live: Live) -> None:
     assert template.delete() == [1]
     with pytest.raises(cove.NotFound):
         live.create(template=name)
+
+
+def test_a_template_is_named_by_its_tags(live: Live) -> None:
+    name = live.name("tagged")
+    first, second = (live.Template.build(name, env={"N": n}, client=live.client, **SMALL) for n in "12")
+    first.tag("stable", "old")
+    assert first.tags == ("old", "stable")
+    assert live.Template.get(f"{name}:stable", client=live.client).version == 1
+    with live.create(template=f"{name}:stable") as sb:
+        assert sb.exec("echo $N").stdout == "1\n"
+    second.tag("stable")  # which takes it from the first
+    assert [t.tags for t in live.Template.list(name, client=live.client)] == [("stable",), ("old",)]
+    with live.create(template=f"{name}:stable") as sb:
+        assert sb.exec("echo $N").stdout == "2\n"
+    second.untag("old", "nowhere")  # whichever version has it
+    assert second.tags == ("stable",)
+    assert live.Template.get(first.id, client=live.client).tags == ()
+    with pytest.raises(cove.NotFound):
+        live.create(template=f"{name}:old")
+    for wrong in ((), ("a b",)):
+        with pytest.raises(cove.InvalidArgument) as refused:
+            first.tag(*wrong)
+        assert refused.value.field == "tags"
+    assert second.delete() == [2]
+    with pytest.raises(cove.NotFound):
+        live.Template.get(f"{name}:stable", client=live.client)
