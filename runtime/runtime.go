@@ -165,6 +165,9 @@ type Volume struct {
 	Target   string // absolute and clean, not / and not in /proc, /sys or /dev
 	ReadOnly bool   // refused by the host too, not only inside
 	Shared   bool   // others may write at the same time; a driver may cache more without
+	// Added is a volume that the checkpoint being restored does not have: it is mounted once
+	// what was saved runs, before the restore returns. Of no meaning but to a restore.
+	Added bool
 }
 
 // VolumeChecker is a kernel that can say whether its container's volumes are

@@ -186,9 +186,17 @@ func (b *imageBuild) runStep(ctx context.Context, now *built, r build.Run, ev Im
 	defer b.takeBack(sb.ID)
 	without := append([]string(nil), ownFiles...)
 	env := envOf(append(b.plan.Proxies(), r.Env...))
+	var above []string
 	for i, m := range r.Mounts {
 		if m.Target != "" {
 			without = append(without, m.Target)
+		}
+		if m.Type == "secret" {
+			missing, err := b.missingAbove(ctx, sb.ID, m.Target)
+			if err != nil {
+				return false, err
+			}
+			above = append(above, missing...)
 		}
 		if err := b.mount(ctx, sb.ID, m, binds[i], env); err != nil {
 			return false, err
@@ -197,7 +205,7 @@ func (b *imageBuild) runStep(ctx context.Context, now *built, r build.Run, ev Im
 	if err := b.inside(ctx, sb.ID, func() error { return b.command(ctx, sb.ID, r, env, ev) }); err != nil {
 		return false, err
 	}
-	if err := b.tidy(ctx, sb.ID, r.Mounts); err != nil {
+	if err := b.tidy(ctx, sb.ID, r.Mounts, above); err != nil {
 		return false, err
 	}
 	return false, b.keepLayer(ctx, sb.ID, now, key, without)
@@ -362,9 +370,26 @@ func (b *imageBuild) own(ctx context.Context, id string, m build.Mount) error {
 
 func mountKey(m build.Mount) string { return "mount:" + build.Key(m.ID) }
 
+// missingAbove are the directories that are made for a file, the deepest first.
+func (b *imageBuild) missingAbove(ctx context.Context, id, file string) (dirs []string, err error) {
+	if file == "" {
+		return nil, nil
+	}
+	for dir := path.Dir(file); dir != "/" && dir != "."; dir = path.Dir(dir) {
+		if _, err := b.node.StatFile(ctx, id, dir); err == nil {
+			return dirs, nil
+		} else if !errors.Is(err, sandbox.ErrNotFound) {
+			return nil, err
+		}
+		dirs = append(dirs, dir)
+	}
+	return dirs, nil
+}
+
 // tidy ends what a command left running, keeps its caches and takes its secrets
-// away: what is stored afterwards has none of them.
-func (b *imageBuild) tidy(ctx context.Context, id string, mounts []build.Mount) error {
+// away: what is stored afterwards has none of them. The directories above that were made
+// for them go too, unless the command left something there.
+func (b *imageBuild) tidy(ctx context.Context, id string, mounts []build.Mount, above []string) error {
 	if err := b.node.Signal(ctx, id, runExec, "KILL", false); err != nil && !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrPrecondition) {
 		return err
 	}
@@ -373,6 +398,11 @@ func (b *imageBuild) tidy(ctx context.Context, id string, mounts []build.Mount) 
 			continue
 		}
 		if err := b.node.RemoveFile(ctx, id, m.Target, true); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+			return err
+		}
+	}
+	for _, dir := range above {
+		if err := b.node.RemoveFile(ctx, id, dir, false); err != nil && !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrPrecondition) {
 			return err
 		}
 	}

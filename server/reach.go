@@ -6,6 +6,7 @@ import (
 	"net"
 
 	"github.com/cove-sandbox/cove/sandbox"
+	"github.com/cove-sandbox/cove/store"
 )
 
 // Reach is how the gateway and the SSH server come to ports of sandboxes: they know
@@ -130,4 +131,48 @@ func (r Reach) Dial(ctx context.Context, id string, port int) (net.Conn, error) 
 		return nil, r.s.explain(asServer(ctx), id, err)
 	}
 	return c, nil
+}
+
+// Holder is a sandbox, and the ids of the keys that could have been given a token of it.
+type Holder struct {
+	Sandbox string
+	Keys    []string
+}
+
+// Holders is the holder of a sandbox, none if it is not there or has ended, or with id ""
+// those of all that live. A dialect that is shown what was signed with a token, and not the
+// token, tries theirs. It tells nothing to a caller: whoever signed is Vouched.
+func (r Reach) Holders(ctx context.Context, id string) (out []Holder, err error) {
+	ctx = asServer(ctx)
+	var live []sandbox.Sandbox
+	if id != "" {
+		sb, err := r.s.store.GetSandbox(ctx, id)
+		if errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrInvalid) || err == nil && sb.State == sandbox.EndedState {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		live = append(live, sb)
+	}
+	f := store.Filter{PageSize: 1000}
+	for more := id == ""; more; more = f.PageToken != "" {
+		var page []sandbox.Sandbox
+		if page, f.PageToken, err = r.s.store.ListSandboxes(ctx, f); err != nil {
+			return nil, err
+		}
+		live = append(live, page...)
+	}
+	keys, err := r.s.store.ListKeys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	of := map[string][]string{}
+	for _, k := range keys {
+		of[k.Tenant] = append(of[k.Tenant], k.ID)
+	}
+	for _, sb := range live {
+		out = append(out, Holder{sb.ID, of[sb.Tenant]})
+	}
+	return out, nil
 }

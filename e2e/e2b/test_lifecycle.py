@@ -100,6 +100,8 @@ def test_network_options():
     try:
         n = s.get_info().network
         assert sorted(n["allow_out"]) == ["*.example.com", "1.1.1.1/32"] and n["deny_out"] == ["0.0.0.0/0"]
+        s.update_network({"deny_out": ["0.0.0.0/0"]})
+        assert s.get_info().network["deny_out"] == ["0.0.0.0/0"]
         s.update_network({"deny_out": ["8.8.8.8/32"]})
         assert s.get_info().network["deny_out"] == ["8.8.8.8/32"]
     finally:

@@ -105,6 +105,10 @@ def test_exceptions(sbx):
         Sandbox.create(api_key="e2b_" + "0" * 64)
     with pytest.raises(InvalidArgumentException):
         sbx.files.list("/etc/passwd")
+    with pytest.raises(InvalidArgumentException, match="is a directory"):
+        sbx.files.read("/etc")
+    with pytest.raises(SandboxException, match="1s to 87600h"):
+        sbx.set_timeout(10_000_000_000)
     with pytest.raises(TimeoutException):
         sbx.commands.run("sleep 30", timeout=0.5)
     with pytest.raises(SandboxException, match="not found"):
@@ -162,8 +166,30 @@ def test_template(tmp_path):
     Template.build(Template().from_template("site:v1").run_cmd("touch /home/user/more"), "site-more", cpu_count=1, memory_mb=256)
     with Sandbox.create("site-more", timeout=300) as sbx:
         assert sbx.files.exists("/home/user/more") and sbx.files.exists("/home/user/built")
-    with pytest.raises(Exception, match="exit"):
+        assert sbx.commands.run("curl -s localhost:8000").stdout == "from the template"  # its parent's start command
+    with Sandbox.create(" SITE-More", timeout=300) as sbx:
+        assert sbx.get_info().name == "site-more" and [s.name for s in Sandbox.list().next_items() if s.sandbox_id == sbx.sandbox_id] == ["site-more"]
+    volume = Volume.create("e2b-" + uuid.uuid4().hex[:8])
+    try:
+        # Of a template with a start command a sandbox is restored: what the memory lacks is mounted.
+        with Sandbox.create("site:v1", timeout=300, volume_mounts={"/mnt/v": volume}) as sbx:
+            assert sbx.commands.run("curl -s localhost:8000; echo kept > /mnt/v/f", user="root").stdout == "from the template"
+            assert volume.read_file("f") == "kept\n"
+            assert sbx.get_info().volume_mounts == [{"name": volume.name, "path": "/mnt/v"}]
+            sbx.pause()
+            sbx.connect()
+            assert sbx.commands.run("cat /mnt/v/f").stdout == "kept\n"
+    finally:
+        Volume.destroy(volume.volume_id)
+    headers = {"X-API-KEY": e2b_key(os.environ["COVE_KEY"])}
+    info = httpx.get(f"{URL}/templates/site", headers=headers).json()
+    assert info["templateID"] == "site" and [b["status"] for b in info["builds"]] == ["ready"]
+    assert "site" in [t["templateID"] for t in httpx.get(f"{URL}/v2/templates", headers=headers).json()]
+    logs = httpx.get(f"{URL}/templates/site/builds/{info['buildID']}/logs", params={"direction": "backward", "limit": 1}, headers=headers).json()["logs"]
+    assert [line["message"] for line in logs] == ["Build finished"]
+    with pytest.raises(Exception, match="exit") as failed:
         Template.build(Template().from_base_image().run_cmd("exit 3"), "site-bad", cpu_count=1, memory_mb=256)
+    assert "steps[" not in str(failed.value)
     assert not Template.exists("site-bad")
 
 
@@ -221,6 +247,7 @@ def test_template_in_background_logs_tags_and_cancel():
     while (status := Template.get_build_status(build)).status.value != "error":
         assert time.monotonic() < deadline, status
         time.sleep(0.1)
+    assert status.reason.message == "the build was canceled by the client"
     assert not Template.exists(name)
     image = f"e2b-template/{name}:"
     assert not [i for i in native("Images", "List", {}).get("images", []) for n in i.get("names", []) if n.startswith(image)]

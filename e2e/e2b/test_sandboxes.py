@@ -7,6 +7,7 @@ import time
 import urllib.request
 import uuid
 
+import httpx
 import pytest
 from e2b import (
     AuthenticationException,
@@ -161,3 +162,9 @@ def test_a_token_opens_its_own_sandbox_only(sbx, fresh):
         urllib.request.urlopen(r)
     assert e.value.code == 401
     assert json.loads(e.value.read()) == {"code": 401, "message": "unauthorized access, please provide a valid access token or method signing if supported"}
+
+
+def test_metrics_of_many(sbx):
+    headers = {"X-API-KEY": os.environ["E2B_API_KEY"]}
+    res = httpx.get(os.environ["E2B_API_URL"] + "/sandboxes/metrics", params={"sandbox_ids": f"{sbx.sandbox_id},nosuchsandbox000"}, headers=headers)
+    assert list(res.json()["sandboxes"]) == [sbx.sandbox_id] and res.json()["sandboxes"][sbx.sandbox_id]["memTotal"] > 0

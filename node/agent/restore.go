@@ -15,10 +15,16 @@ import (
 // restoreTimeout bounds what takes 50 ms and reading the memory from disk.
 const restoreTimeout = 2 * time.Minute
 
-// restore makes a kernel that goes on from content.
-func (n *Node) restore(ctx context.Context, b *box, from sandbox.Content, g *guest.Client) (k runtime.Kernel, err error) {
+// restore makes a kernel that goes on from content, which was saved with the volumes had.
+func (n *Node) restore(ctx context.Context, b *box, from sandbox.Content, had []sandbox.VolumeMount, g *guest.Client) (k runtime.Kernel, err error) {
 	if n.states == nil {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "", "this node keeps no state")
+	}
+	n.mu.Lock()
+	volumes, err := volumesOver(had, b.container.Volumes)
+	n.mu.Unlock()
+	if err != nil {
+		return nil, err
 	}
 	if err := n.sameClass(b.class, from.KernelClass); err != nil {
 		return nil, err
@@ -84,7 +90,7 @@ func (n *Node) restore(ctx context.Context, b *box, from sandbox.Content, g *gue
 		return nil, b.class.unsupported("restore memory").WithReason(sandbox.RestoreRefused)
 	}
 	err = n.connected(ctx, b, m.b.ID(), func(c runtime.Container) (err error) {
-		c.Guest = g
+		c.Guest, c.Volumes = g, volumes
 		if b.clock != nil {
 			if !wakes && !from.Clock.IsZero() { // a child begins where its parent was
 				b.clock.restart(from.Clock)
@@ -128,7 +134,7 @@ func (n *Node) CreateFrom(ctx context.Context, sb sandbox.Sandbox, img sandbox.I
 	return n.create(ctx, sb, img, from.Content, func(b *box) (runtime.Kernel, error) {
 		ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 		defer cancel()
-		k, err := n.restore(ctx, b, from.Content, nil)
+		k, err := n.restore(ctx, b, from.Content, from.Spec.Volumes, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -273,7 +279,7 @@ func (n *Node) resize(b *box, disk int64) error {
 // startFrom gives a box a kernel in the state that a snapshot has.
 func (n *Node) startFrom(ctx context.Context, b *box, from sandbox.Snapshot) (runtime.Kernel, error) {
 	if from.Kind == sandbox.MemorySnapshot {
-		k, err := n.restore(ctx, b, from.Content, nil)
+		k, err := n.restore(ctx, b, from.Content, from.Spec.Volumes, nil)
 		if err == nil {
 			n.begins(ctx, b, k, true)
 		}

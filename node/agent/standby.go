@@ -264,7 +264,7 @@ func (n *Node) warm(b *box) error {
 	if err := n.waitForCapacity(ctx, b); err != nil {
 		return err
 	}
-	k, err := n.restore(ctx, b, *b.cold, b.waiting)
+	k, err := n.restore(ctx, b, *b.cold, b.sb.Spec.Volumes, b.waiting)
 	if err == nil {
 		err = n.journal.append(record{Kind: recCreated, ID: b.id, Entry: n.entryOf(b, k)})
 		if err != nil {

@@ -67,6 +67,23 @@ func (n *Node) attachVolumes(ctx context.Context, b *box) error {
 	return nil
 }
 
+// volumesOver is what a sandbox gets that goes on from memory which was saved with the volumes
+// had: what it has besides is marked, for it is mounted after the restore. Memory has the mounts
+// that it was saved with, so each must be there; another volume may be at the same path.
+func volumesOver(had []sandbox.VolumeMount, vols []runtime.Volume) ([]runtime.Volume, error) {
+	for _, m := range had {
+		if !slices.ContainsFunc(vols, func(v runtime.Volume) bool { return v.Target == m.Path }) {
+			return nil, sandbox.Errorf(sandbox.Precondition, "", "the memory was saved with a volume at %s, and the sandbox would have none there", m.Path).
+				WithHint("name a volume for %s too, or none at all for those it was saved with; a filesystem snapshot starts with any", m.Path)
+		}
+	}
+	vols = slices.Clone(vols)
+	for i, v := range vols {
+		vols[i].Added = !slices.ContainsFunc(had, func(m sandbox.VolumeMount) bool { return m.Path == v.Target })
+	}
+	return vols, nil
+}
+
 // detachVolumes takes them back when nothing of b runs any more.
 func (n *Node) detachVolumes(b *box) {
 	if n.volumes == nil {

@@ -55,9 +55,11 @@ func (b *blank) holdFrom(ctx context.Context, dir string, was checkpointed, c ru
 	if err := b.control(holdMethod, nil, nil); err != nil {
 		return err
 	}
-	if err := b.loadLocked(ctx, b.spec, dir, was, c); err != nil {
+	vols, err := b.loadLocked(ctx, b.spec, dir, was, c)
+	if err != nil {
 		return err
 	}
+	vols.close() // it has none
 	secret, err := hex.DecodeString(b.saved.Secret)
 	if err != nil {
 		return err

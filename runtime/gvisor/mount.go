@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -91,7 +92,7 @@ func (k *Kernel) Mount(ctx context.Context, erofs, path string) error {
 	m := mount{Source: erofs, ID: id, Path: path, Key: fmt.Sprintf("%s/%d", mountKeys, len(ms)+1)}
 	ferry := fmt.Sprintf("mount%d", len(ms)+1)
 	<-k.mu.cleaned
-	init, err := k.launchFerry(ferry, m)
+	init, err := k.launchFile(ferry, m)
 	if err != nil {
 		_ = k.sb.DestroyContainer(ferry) // as far as it came
 		return k.explain(op, err)
@@ -119,18 +120,29 @@ func (k *Kernel) Mount(ctx context.Context, erofs, path string) error {
 // mountKeys is where ferries have what they carry.
 const mountKeys = "/carried"
 
-// launchFerry starts a container with the guest's own file system and m.
-func (k *Kernel) launchFerry(cid string, m mount) (initPID int, err error) {
+// launchFile starts a ferry with m.
+func (k *Kernel) launchFile(cid string, m mount) (initPID int, err error) {
+	f, err := os.Open(m.Source)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return k.launchFerry(cid, volumeMounts{mounts: []specs.Mount{m.spec()}, files: []*os.File{f},
+		confs: []specutils.GoferMountConf{{Lower: specutils.Erofs, Upper: specutils.NoOverlay}}})
+}
+
+// launchFerry starts a container with the guest's own file system and what it carries.
+func (k *Kernel) launchFerry(cid string, m volumeMounts) (initPID int, err error) {
 	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), k.programs.guestfs)
 	spec.Process.Args = []string{strings.TrimPrefix(initArgs()[0], guestMount), "init"}
-	spec.Mounts = []specs.Mount{m.spec()}
+	spec.Mounts = m.mounts
 	var files []*os.File
 	defer func() {
 		for _, f := range files {
 			f.Close()
 		}
 	}()
-	for _, p := range []string{k.d.stdio(), k.programs.guestfs, m.Source} {
+	for _, p := range []string{k.d.stdio(), k.programs.guestfs} {
 		f, err := os.Open(p)
 		if err != nil {
 			return 0, err
@@ -140,11 +152,8 @@ func (k *Kernel) launchFerry(cid string, m mount) (initPID int, err error) {
 	if err := k.sb.CreateSubcontainer(k.d.conf, cid, nil); err != nil {
 		return 0, err
 	}
-	err = k.sb.StartSubcontainer(spec, k.d.conf, cid, []*os.File{files[0], files[0], files[0]}, files[1:], nil, nil,
-		[]specutils.GoferMountConf{
-			{Lower: specutils.Erofs, Upper: specutils.MemoryOverlay}, // for the mount point
-			{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
-		})
+	err = k.sb.StartSubcontainer(spec, k.d.conf, cid, []*os.File{files[0], files[0], files[0]}, slices.Concat(files[1:], m.files), nil, nil,
+		slices.Concat([]specutils.GoferMountConf{{Lower: specutils.Erofs, Upper: specutils.MemoryOverlay}}, m.confs)) // over it, for the mount points
 	if err != nil {
 		return 0, err
 	}
@@ -156,4 +165,31 @@ func (k *Kernel) launchFerry(cid string, m mount) (initPID int, err error) {
 		return 0, fmt.Errorf("the new container has %d processes", len(procs))
 	}
 	return int(procs[0].PID), nil
+}
+
+// addVolumes mounts the volumes that a checkpoint does not have into the container that was
+// restored from it. The ferry has each at the path the container will: that is the name by
+// which a later restore finds it, as if the container had been started with it.
+func (k *Kernel) addVolumes(ctx context.Context, vols *volumeMounts) error {
+	m := vols.those(true)
+	if len(m.mounts) == 0 {
+		return nil
+	}
+	const ferry = "volumes"
+	init, err := k.launchFerry(ferry, m)
+	for _, v := range m.mounts {
+		if err == nil {
+			err = k.guest.Mount(ctx, init, v.Destination, v.Destination)
+			var refused *sandbox.Error
+			if errors.As(err, &refused) && refused.Class == sandbox.Precondition {
+				// A failed precondition is one that left the kernel as it was.
+				err = sandbox.InvalidField("volumes.target", "%s: %s", v.Destination, refused.Msg).
+					WithHint("choose a path that is a directory in the snapshot, or that is not there")
+			}
+		}
+	}
+	if derr := k.sb.DestroyContainer(ferry); err == nil {
+		err = derr
+	}
+	return vols.explain(err)
 }

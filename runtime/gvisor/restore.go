@@ -77,6 +77,9 @@ func (k *Kernel) restorable(dir string, cp runtime.Checkpoint, c runtime.Contain
 			return was, sandbox.Errorf(sandbox.Precondition, op, "%s, mounted at %s in the checkpoint, is not there or another (%v)", m.Source, m.Path, err)
 		}
 	}
+	if err := checkVolumes(c.Volumes); err != nil {
+		return was, sandbox.WithOp(op, err)
+	}
 	if err := checkHeld(was.Held, c.Volumes); err != nil {
 		return was, sandbox.WithOp(op, err)
 	}
@@ -92,13 +95,18 @@ func (k *Kernel) restorable(dir string, cp runtime.Checkpoint, c runtime.Contain
 func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was checkpointed, c runtime.Container) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.loadLocked(ctx, root, dir, was, c); err != nil {
+	vols, err := k.loadLocked(ctx, root, dir, was, c)
+	if err != nil {
 		return err
 	}
+	defer vols.close()
 	if err := k.setSize(c); err != nil { // the limit is of the kernel that is there now
 		return err
 	}
 	if err := k.rekeyLocked(ctx, c); err != nil {
+		return err
+	}
+	if err := k.addVolumes(ctx, vols); err != nil {
 		return err
 	}
 	if err := k.d.groups.limit(k.id, c.Resources); err != nil {
@@ -109,32 +117,41 @@ func (k *Kernel) goOn(ctx context.Context, root *specs.Spec, dir string, was che
 }
 
 // loadLocked has the sentry load a checkpoint, and waits for its guest to answer to the
-// secret it was saved with.
-func (k *Kernel) loadLocked(ctx context.Context, root *specs.Spec, dir string, was checkpointed, c runtime.Container) error {
+// secret it was saved with. The volumes are those of c, for addVolumes; the caller closes them.
+func (k *Kernel) loadLocked(ctx context.Context, root *specs.Spec, dir string, was checkpointed, c runtime.Container) (_ *volumeMounts, err error) {
 	// Memory is limited from the start; the CPU only once it runs, for a share
 	// of a core would make the restore itself slow.
 	wide := c.Resources
 	wide.MilliCPU = int64(goruntime.NumCPU()) * 1000
 	if err := k.d.groups.limit(k.id, wide); err != nil {
-		return err
+		return nil, err
 	}
 	if err := k.setSize(c); err != nil { // what goes on sees it from the start
-		return err
+		return nil, err
 	}
 	if err := k.sb.Restore(k.d.start, root, k.id, dir, false /* direct */, true /* background */, linksOf(c.Device, true)); err != nil {
-		return err
+		return nil, err
 	}
 	k.mu.plugged = c.Device != nil
 	cid := containerName(1)
-	if err := k.restoreContainer(c, cid, was.Mounts); err != nil {
-		return err
+	vols, err := k.serveVolumes(c.Volumes, cid)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			vols.close()
+		}
+	}()
+	if err := k.restoreContainer(c, cid, vols, was.Mounts); err != nil {
+		return nil, err
 	}
 	k.mu.container = cid // and runs, also if its source was paused: gVisor does not save that
 	own := k.saved.Secret
 	k.saved.Secret = was.Secret
-	err := k.connect(ctx)
+	err = k.connect(ctx)
 	k.saved.Secret = own
-	return err
+	return vols, err
 }
 
 // rekeyLocked makes what was loaded the sandbox that c says.
@@ -161,20 +178,16 @@ func (k *Kernel) servesLocked(was checkpointed, c runtime.Container) {
 
 // restoreContainer names the files of the user's container, the last that the
 // sentry needs; it runs when this returns.
-func (k *Kernel) restoreContainer(c runtime.Container, cid string, mounts []mount) error {
+func (k *Kernel) restoreContainer(c runtime.Container, cid string, vols *volumeMounts, mounts []mount) error {
 	spec := userSpec(k.id, filepath.Join(k.dir(), "empty"), k.programs.guestfs)
 	files := []string{c.Rootfs.Path, k.programs.guestfs}
 	confs := []specutils.GoferMountConf{
 		{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(c.Resources.Disk, 10)},
 		{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
 	}
-	vols, err := k.serveVolumes(c.Volumes, cid)
-	if err != nil {
-		return err
-	}
-	defer vols.close()
-	spec.Mounts = append(spec.Mounts, vols.mounts...)
-	confs = append(confs, vols.confs...)
+	saved := vols.those(false)
+	spec.Mounts = append(spec.Mounts, saved.mounts...)
+	confs = append(confs, saved.confs...)
 	for _, m := range mounts {
 		spec.Mounts = append(spec.Mounts, m.spec())
 		files = append(files, m.Source)
@@ -195,7 +208,7 @@ func (k *Kernel) restoreContainer(c runtime.Container, cid string, mounts []moun
 		images = append(images, f)
 		gofers = append(gofers, f)
 		if i == 1 { // the image and the guest's come first, as at a start
-			gofers = append(gofers, vols.files...)
+			gofers = append(gofers, saved.files...)
 		}
 	}
 	layer, err := os.OpenFile(k.layer(cid), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)

@@ -55,6 +55,7 @@ type volumeMounts struct {
 	mounts []specs.Mount              // to append to spec.Mounts
 	files  []*os.File                 // to append to the gofer files
 	confs  []specutils.GoferMountConf // to append to the gofer confs
+	added  []bool                     // which of them the checkpoint being restored does not have
 	report *os.File                   // what a gofer that failed said
 	pid    int
 }
@@ -68,6 +69,16 @@ func (v *volumeMounts) close() {
 	if v.report != nil {
 		v.report.Close()
 	}
+}
+
+// those are the mounts that were added to a checkpoint, or those it has. The files stay v's.
+func (v *volumeMounts) those(added bool) (m volumeMounts) {
+	for i, is := range v.added {
+		if is == added {
+			m.mounts, m.files, m.confs = append(m.mounts, v.mounts[i]), append(m.files, v.files[i]), append(m.confs, v.confs[i])
+		}
+	}
+	return m
 }
 
 // explain adds what the gofer said to an error of the container that needs it.
@@ -168,6 +179,7 @@ func (k *Kernel) serveVolumes(vols []runtime.Volume, cid string) (_ *volumeMount
 		// somebody has removed meanwhile; revalidated names gain little anyway.
 		m.mounts = append(m.mounts, specs.Mount{Destination: v.Target, Type: "bind", Source: v.Source, Options: append(opts, "dcache=0")})
 		m.confs = append(m.confs, conf)
+		m.added = append(m.added, v.Added)
 		ours, gofers, err := socketPair()
 		if err != nil {
 			return nil, err

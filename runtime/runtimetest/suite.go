@@ -133,6 +133,7 @@ func Run(t *testing.T, f Factory) {
 		{"Mount", s.testMount},
 		{"Volume", s.testVolume},
 		{"VolumeCheckpoint", s.testVolumeCheckpoint},
+		{"VolumeAdded", s.testVolumeAdded},
 		{"VolumeReadOnly", s.testVolumeReadOnly},
 		{"VolumeShared", s.testVolumeShared},
 		{"VolumeReset", s.testVolumeReset},

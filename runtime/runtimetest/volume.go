@@ -98,6 +98,63 @@ func (s *suite) testVolumeCheckpoint(t *testing.T) {
 	}
 }
 
+// A kernel restored from a checkpoint without volumes has those that were added, and has them
+// still when it is saved in its turn and another volume is at the same path.
+func (s *suite) testVolumeAdded(t *testing.T) {
+	d := s.open(t)
+	s.need(t, d, "able to mount volumes", d.Capabilities().Volumes)
+	s.need(t, d, "able to checkpoint", d.Capabilities().Checkpoint && d.Capabilities().Processes)
+	dir, _ := volumeDir(t)
+	fixed, _ := volumeDir(t)
+	other, _ := volumeDir(t)
+	with := func(source string, added bool) func(*runtime.Container) {
+		return func(c *runtime.Container) {
+			c.Volumes = []runtime.Volume{{Source: source, Target: "/mnt/data", Added: added}, {Source: fixed, Target: "/opt/fixed", ReadOnly: true, Added: added}}
+		}
+	}
+	k := s.attached(t, d)
+	s.sh(t, k, "mkdir -p /mnt/data; echo hidden > /mnt/data/below; echo file > /mnt/file")
+	saved, cp := s.checkpoint(t, k)
+
+	b := s.blank(t, d)
+	_, err := b.(runtime.Restorer).Restore(deadline(t), saved, cp, s.container(t, withVolume(runtime.Volume{Source: dir, Target: "/mnt/file", Added: true})))
+	expectClass(t, "a volume on a file", err, sandbox.Invalid)
+
+	child := s.restore(t, d, saved, cp, with(dir, true))
+	s.sh(t, child, "echo kept > /mnt/data/made; test ! -e /mnt/data/below")
+	if b, err := os.ReadFile(filepath.Join(dir, "made")); string(b) != "kept\n" {
+		t.Errorf("the volume has %q, %v", b, err)
+	}
+	if s.fails(t, child, "echo x > /opt/fixed/made"); len(s.sh(t, child, "ls -A /opt/fixed")) != 0 {
+		t.Error("a volume that was added read-only was written")
+	}
+	for _, line := range strings.Split(s.sh(t, child, "grep -e /mnt/data -e /opt/fixed /proc/mounts"), "\n") {
+		if !strings.Contains(line, "nosuid") { // gVisor lists no nodev
+			t.Errorf("mounted as %q", line)
+		}
+	}
+	started, _ := s.background(t, child, sandbox.ProcessSpec{ExecID: "writer",
+		Command: "exec 5>/mnt/data/log; i=0; while [ $i -lt 3000 ]; do echo line $i >&5; i=$((i+1)); sleep 0.02; done"})
+	<-started
+	s.sh(t, child, "while [ ! -s /mnt/data/log ]; do sleep 0.01; done")
+	saved, cp = s.checkpoint(t, child)
+	again := s.restore(t, d, saved, cp, with(dir, false))
+	if got := s.sh(t, again, "cat /mnt/data/made; n=$(wc -l < /mnt/data/log); while [ $(wc -l < /mnt/data/log) = $n ]; do sleep 0.01; done; echo goes on"); got != "kept\ngoes on" {
+		t.Errorf("restored again it sees %q", got)
+	}
+	if err := os.WriteFile(filepath.Join(other, "log"), nil, 0o666); err != nil { // what is open must be there
+		t.Fatal(err)
+	}
+	third := s.restore(t, d, saved, cp, with(other, false))
+	s.sh(t, third, "test ! -e /mnt/data/made; echo third > /mnt/data/third; while [ ! -s /mnt/data/log ]; do sleep 0.01; done")
+	if _, err := os.Stat(filepath.Join(dir, "third")); err == nil {
+		t.Error("what was written to another volume is on the one it was saved with")
+	}
+	if b, err := os.ReadFile(filepath.Join(other, "third")); string(b) != "third\n" {
+		t.Errorf("the other volume has %q, %v", b, err)
+	}
+}
+
 func (s *suite) testVolumeReadOnly(t *testing.T) {
 	d := s.open(t)
 	s.need(t, d, "able to mount volumes", d.Capabilities().Volumes)

@@ -136,7 +136,7 @@ func (d *dialect) granted(r *http.Request) (grant, error) {
 	if r.Method == http.MethodPost {
 		operation = "write"
 	}
-	return d.tokens.signed(id, q.Get("signature"), q.Get("path"), operation, q.Get("username"), q.Get("signature_expiration"), d.clock())
+	return d.tokens.signed(r.Context(), id, signature{q.Get("signature"), q.Get("path"), operation, q.Get("username"), q.Get("signature_expiration")}, d.clock())
 }
 
 // basicUser is the user of "Authorization: Basic base64(user:)".

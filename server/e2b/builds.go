@@ -151,7 +151,7 @@ func (b *templateBuild) stop() {
 	if b.mu.cancel != nil {
 		b.mu.cancel()
 	} else {
-		b.mu.status = buildError
+		b.mu.status, b.mu.reason = buildError, &buildReason{Message: canceledBuild, Step: "base", LogEntries: []logEntry{}}
 	}
 }
 
@@ -194,7 +194,7 @@ func (d *dialect) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	image, own, err := d.imageBuild(r.Context(), b, req)
+	image, own, err := d.imageBuild(r.Context(), b, &req)
 	if err != nil {
 		return err
 	}
@@ -237,6 +237,8 @@ type buildRequest struct {
 		FilesHash string   `json:"filesHash"`
 		Force     bool     `json:"force"`
 	} `json:"steps"`
+
+	ready sandbox.Readiness // what readyCmd says, or the template that it is built from
 }
 
 // baseImage is what the SDKs call the image of E2B's base template.
@@ -247,8 +249,9 @@ const provision = `id -u user >/dev/null 2>&1 || useradd -m -s /bin/bash user 2>
 if [ -d /etc/sudoers.d ]; then echo 'user ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/user && chmod 0440 /etc/sudoers.d/user; fi`
 
 // imageBuild is the build of a template's image. own is how many of its steps are
-// before the caller's.
-func (d *dialect) imageBuild(ctx context.Context, b *templateBuild, req buildRequest) (out server.ImageBuildRequest, own int, err error) {
+// before the caller's. What req leaves to the template it is built from is filled in.
+func (d *dialect) imageBuild(ctx context.Context, b *templateBuild, req *buildRequest) (out server.ImageBuildRequest, own int, err error) {
+	req.ready = readinessOf(req.ReadyCmd)
 	out = server.ImageBuildRequest{Name: imagePrefix + strings.ToLower(b.name) + ":" + b.id, NoCache: req.Force}
 	user := "user"
 	switch {
@@ -269,6 +272,9 @@ func (d *dialect) imageBuild(ctx context.Context, b *templateBuild, req buildReq
 				return out, 0, err
 			}
 			spec.Image = t.Spec.Image
+			if req.StartCmd == "" && req.ReadyCmd == "" { // both, or neither: what is waited for is what was started
+				req.StartCmd, req.ready = t.Start, t.Ready
+			}
 		}
 		if spec.Snapshot != "" {
 			return out, 0, unsupported("fromTemplate", "builds on snapshots")
@@ -351,9 +357,8 @@ func (d *dialect) build(ctx context.Context, b *templateBuild, image server.Imag
 			}
 		}
 	}()
-	ready := readinessOf(req.ReadyCmd)
 	spec := sandbox.Spec{Image: image.Name, Resources: b.size, Labels: map[string]string{buildLabel: b.id}}
-	tpl, err := d.server.BuildTemplate(ctx, server.BuildRequest{Name: b.name, Spec: spec, Start: req.StartCmd, Ready: ready}, func(ev server.BuildEvent) error {
+	tpl, err := d.server.BuildTemplate(ctx, server.BuildRequest{Name: b.name, Spec: spec, Start: req.StartCmd, Ready: req.ready}, func(ev server.BuildEvent) error {
 		if ev.Step != "" {
 			b.note("info", "finalize", ev.Step)
 		}
@@ -402,9 +407,16 @@ func stepName(index, own int) string {
 	return "base"
 }
 
+// canceledBuild is why a build ended whose template was deleted meanwhile: that is how the
+// SDKs cancel one.
+const canceledBuild = "the build was canceled by the client"
+
 // reasonOf is why a build failed, and at which of the caller's steps.
 func reasonOf(err error, own int, req buildRequest) *buildReason {
 	e := sandbox.AsError(err)
+	if e.Class == sandbox.Canceled {
+		return &buildReason{Message: canceledBuild, Step: "base", LogEntries: []logEntry{}}
+	}
 	out := &buildReason{Message: message(e), Step: "base", LogEntries: []logEntry{}}
 	var late *finalizing
 	if errors.As(err, &late) {
@@ -416,6 +428,9 @@ func reasonOf(err error, own int, req buildRequest) *buildReason {
 		return out
 	}
 	out.Step = stepName(index, own)
+	named := *e
+	named.Field = "" // it counts our own steps too; Step does not
+	out.Message = message(&named)
 	if s := req.Steps[index-own]; strings.EqualFold(s.Type, "RUN") {
 		if e.Class == sandbox.Invalid && len(s.Args) > 1 { // nothing else of it can be wrong but the user
 			out.Message = fmt.Sprintf("failed to run command '%s': command failed: unauthenticated: invalid username: '%s'", s.Args[0], s.Args[1])
@@ -451,3 +466,35 @@ func (d *dialect) buildStatus(w http.ResponseWriter, r *http.Request) error {
 	}
 	return writeJSON(w, http.StatusOK, out)
 }
+
+// buildLogs is GET /templates/{id}/builds/{build}/logs: a page of the log from cursor on, in
+// unix milliseconds, or back from there.
+func (d *dialect) buildLogs(w http.ResponseWriter, r *http.Request) error {
+	b, err := d.builds.find(r)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	limit, err := strconv.Atoi(q.Get("limit"))
+	if err != nil || limit < 1 || limit > logPage {
+		limit = logPage
+	}
+	cursor, err := strconv.ParseInt(q.Get("cursor"), 10, 64)
+	anywhere, back, level := err != nil, q.Get("direction") == "backward", q.Get("level")
+	b.mu.Lock()
+	log := slices.Clone(b.mu.log)
+	b.mu.Unlock()
+	if back {
+		slices.Reverse(log)
+	}
+	page := []logEntry{}
+	for _, l := range log {
+		at := l.Timestamp.UnixMilli()
+		if len(page) < limit && (anywhere || back && at <= cursor || !back && at >= cursor) && logLevels[l.Level] >= logLevels[level] {
+			page = append(page, l)
+		}
+	}
+	return writeJSON(w, http.StatusOK, map[string]any{"logs": page})
+}
+
+var logLevels = map[string]int{"debug": 0, "info": 1, "warn": 2, "error": 3}

@@ -74,7 +74,9 @@ func newDialect(c Config) *dialect {
 	if c.Clock == nil {
 		c.Clock = time.Now
 	}
-	return &dialect{server: c.Server, tokens: newTokens(c.Key, "access"), traffic: newTokens(c.Key, "traffic"), volumes: newTokens(c.Key, "volume"), uploads: newTokens(c.Key, "upload"), builds: newBuilds(), port: c.Port, watchers: newWatchers(c.Clock), users: newUsers(), domain: c.Domain, log: c.Logger, clock: c.Clock}
+	access := newTokens(c.Key, "access")
+	access.holders = c.Server.Reach().Holders
+	return &dialect{server: c.Server, tokens: access, traffic: newTokens(c.Key, "traffic"), volumes: newTokens(c.Key, "volume"), uploads: newTokens(c.Key, "upload"), builds: newBuilds(), port: c.Port, watchers: newWatchers(c.Clock), users: newUsers(), domain: c.Domain, log: c.Logger, clock: c.Clock}
 }
 
 // route is one call of the SDKs and the operation it is, which is asked for before
@@ -104,14 +106,18 @@ func (d *dialect) controlPlane() map[string]route {
 		"GET /snapshots":                            {"snapshot.list", d.listSnapshots},
 		"DELETE /templates/{id}":                    {"template.delete", d.deleteTemplate},
 		"GET /templates":                            {"template.list", d.listTemplates},
+		"GET /v2/templates":                         {"template.list", d.listTemplates},
+		"GET /templates/{id}":                       {"template.list", d.getTemplate},
 		"POST /v3/templates":                        {"template.build", d.requestBuild},
 		"POST /v2/templates":                        {"template.build", d.requestBuild},
 		"GET /templates/{id}/files/{hash}":          {"image.has_files", d.filesLink},
 		"POST /v2/templates/{id}/builds/{build}":    {"template.build", d.startBuild},
 		"GET /templates/{id}/builds/{build}/status": {"template.get", d.buildStatus},
+		"GET /templates/{id}/builds/{build}/logs":   {"template.get", d.buildLogs},
 		"POST /templates/tags":                      {"template.tag", d.assignTags},
 		"DELETE /templates/tags":                    {"template.untag", d.removeTags},
 		"GET /templates/{id}/{what}":                {"template.get", d.ofTemplate},
+		"GET /sandboxes/metrics":                    {"sandbox.stats", d.manyMetrics},
 		"GET /sandboxes/{id}/metrics":               {"sandbox.stats", d.sandboxMetrics},
 		"PUT /sandboxes/{id}/network":               {"sandbox.set_network", d.setNetwork},
 		"POST /volumes":                             {"volume.create", d.createVolume},

@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -71,48 +72,84 @@ func TestTokensNameTheirSandboxAndKey(t *testing.T) {
 	}
 }
 
+// signedBy signs as the SDKs do.
+func signedBy(path, operation, user, token, expires string) signature {
+	raw := path + ":" + operation + ":" + user + ":" + token
+	if expires != "" {
+		raw += ":" + expires
+	}
+	sum := sha256.Sum256([]byte(raw))
+	return signature{"v1_" + base64.RawStdEncoding.EncodeToString(sum[:]), path, operation, user, expires}
+}
+
 func TestSignedURLs(t *testing.T) {
-	tok := newTokens([]byte("secret"), "access")
+	ctx, now := t.Context(), time.Unix(1000, 0)
+	all := []server.Holder{{Sandbox: "sandboxa", Keys: []string{"key0", "key1"}}, {Sandbox: "sandboxb", Keys: []string{"key0", "key1"}}}
+	holders := func(_ context.Context, id string) (out []server.Holder, err error) {
+		for _, h := range all {
+			if id == "" || h.Sandbox == id {
+				out = append(out, h)
+			}
+		}
+		return out, nil
+	}
+	fresh := func() *tokens {
+		tok := newTokens([]byte("secret"), "access")
+		tok.holders = holders
+		return tok
+	}
 	g := grant{"sandboxa", "key1"}
-	token := tok.mint(g)
-	sign := func(raw string) string {
-		sum := sha256.Sum256([]byte(raw))
-		return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
+	token := fresh().mint(g)
+	for _, c := range []struct {
+		id string
+		s  signature
+	}{
+		{"", signedBy("/f", "read", "user", token, "")},
+		{"", signedBy("/f", "read", "", token, "1000")},
+		{"sandboxa", signedBy("/f", "read", "", token, "")},
+	} {
+		// By a process that was not asked for the token, too.
+		if got, err := fresh().signed(ctx, c.id, c.s, now); err != nil || got != g {
+			t.Errorf("%+v is of %v, %v", c, got, err)
+		}
 	}
-	now := time.Unix(1000, 0)
-	if got, err := tok.signed("", sign("/f:read:user:"+token), "/f", "read", "user", "", now); err != nil || got != g {
-		t.Errorf("a good one is %v, %v", got, err)
-	}
-	if got, err := tok.signed("", sign("/f:read::"+token+":1000"), "/f", "read", "", "1000", now); err != nil || got != g {
-		t.Errorf("a good one with an end is %v, %v", got, err)
-	}
-	if got, err := tok.signed("sandboxa", sign("/f:read::"+token), "/f", "read", "", "", now); err != nil || got != g {
-		t.Errorf("a good one of its sandbox is %v, %v", got, err)
-	}
-	if _, err := tok.signed("sandboxb", sign("/f:read::"+token), "/f", "read", "", "", now); err == nil {
+	tok := fresh()
+	if _, err := tok.signed(ctx, "sandboxb", signedBy("/f", "read", "", token, ""), now); err == nil {
 		t.Error("it opens another sandbox")
 	}
-	for what, f := range map[string]func() (grant, error){
-		"signature is already expired": func() (grant, error) {
-			return tok.signed("", sign("/f:read::"+token+":999"), "/f", "read", "", "999", now)
-		},
-		"invalid signature": func() (grant, error) { return tok.signed("", sign("/f:read::"+token), "/f", "write", "", "", now) },
-	} {
-		if _, err := f(); err == nil || sandbox.ClassOf(err) != sandbox.Unauthenticated || err.Error() != what {
+	other := signedBy("/f", "read", "", token, "")
+	other.operation = "write"
+	for what, s := range map[string]signature{"signature is already expired": signedBy("/f", "read", "", token, "999"), "invalid signature": other} {
+		if _, err := tok.signed(ctx, "", s, now); err == nil || sandbox.ClassOf(err) != sandbox.Unauthenticated || err.Error() != what {
 			t.Errorf("%v, want %s", err, what)
 		}
 	}
-	for range maxGiven {
-		tok.mint(grant{sandbox.NewID(zeroes{}), "k"})
-	}
-	if len(tok.mu.given) > maxGiven {
-		t.Errorf("%d tokens are held", len(tok.mu.given))
-	}
 }
 
-type zeroes struct{}
-
-func (zeroes) Read(p []byte) (int, error) { return len(p), nil }
+// However many sandboxes come and go, the URLs of one that lives open, and what is kept is
+// about as much as lives.
+func TestSignedURLsOutliveOtherSandboxes(t *testing.T) {
+	tok := newTokens([]byte("secret"), "access")
+	tok.holders = func(_ context.Context, id string) ([]server.Holder, error) {
+		if id != "" && id != "lives" {
+			return nil, nil
+		}
+		return []server.Holder{{Sandbox: "lives", Keys: []string{"mine"}}}, nil
+	}
+	mine := tok.mint(grant{"lives", "mine"})
+	for i := range 3 * leastSweep {
+		tok.mint(grant{fmt.Sprintf("gone%d", i), "theirs"})
+	}
+	if g, err := tok.signed(t.Context(), "", signedBy("/f", "read", "", mine, ""), time.Now()); err != nil || g.sandbox != "lives" {
+		t.Errorf("it is of %v, %v", g, err)
+	}
+	for begin := time.Now(); tok.given.count.Load() > leastSweep; time.Sleep(time.Millisecond) {
+		if time.Since(begin) > time.Minute {
+			t.Fatalf("%d tokens are kept", tok.given.count.Load())
+		}
+		tok.mint(grant{"one more", "theirs"})
+	}
+}
 
 func TestTagsAreInExecIDs(t *testing.T) {
 	for _, tag := range []string{"", "a", "with-dash", "Ünï ☺", strings.Repeat("x", maxTag)} {
@@ -278,5 +315,43 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	}
 	if _, ok := w.take(t.Context(), id, "other"); ok {
 		t.Error("another sandbox's watcher is told")
+	}
+}
+
+// Names of templates have small letters, as with E2B.
+func TestTemplateNames(t *testing.T) {
+	for in, want := range map[string]string{" AUD-One ": "aud-one ", "Team/Site:V1": "site v1"} {
+		if name, tag, err := templateName(in); err != nil || name+" "+tag != want {
+			t.Errorf("%q is %q, %q, %v", in, name, tag, err)
+		}
+	}
+	if tags, err := tagNames("site", []string{"Site:V2", " Stable"}); err != nil || !slices.Equal(tags, []string{"v2", "stable"}) {
+		t.Errorf("%q, %v", tags, err)
+	}
+}
+
+// A build that fails names the step as its caller counts them, and one that was canceled says so.
+func TestReasonsOfBuilds(t *testing.T) {
+	var req buildRequest
+	if err := json.Unmarshal([]byte(`{"steps":[{"type":"RUN","args":["exit 3"]}]}`), &req); err != nil {
+		t.Fatal(err)
+	}
+	r := reasonOf(&sandbox.Error{Class: sandbox.Precondition, Field: "steps[4]", Msg: "the command exited with 3"}, 4, req)
+	if r.Step != "1" || r.Message != "failed to run command 'exit 3': the command exited with 3" {
+		t.Errorf("%+v", r)
+	}
+	if r := reasonOf(context.Canceled, 4, req); r.Message != canceledBuild {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestAClosedNetworkIsTold(t *testing.T) {
+	c := networkConfig{DenyOut: []string{"0.0.0.0/0"}}
+	n, err := c.policy(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if back := configOf(sandbox.Spec{Network: n, Ingress: sandbox.Ingress{Public: true}}); back == nil || !slices.Equal(back.DenyOut, c.DenyOut) {
+		t.Errorf("it is told as %+v", back)
 	}
 }

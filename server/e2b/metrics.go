@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/cove-sandbox/cove/sandbox"
@@ -72,8 +74,45 @@ func (d *dialect) sandboxMetrics(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, []map[string]any{{"timestamp": m.at, "timestampUnix": m.at.Unix(), "cpuCount": int(m.cpus), "cpuUsedPct": m.cpuPct,
-		"memUsed": m.memUsed, "memTotal": m.memTotal, "memCache": 0, "diskUsed": m.diskUsed, "diskTotal": m.diskAt}})
+	return writeJSON(w, http.StatusOK, []any{m.wire()})
+}
+
+func (m metric) wire() map[string]any {
+	return map[string]any{"timestamp": m.at, "timestampUnix": m.at.Unix(), "cpuCount": int(m.cpus), "cpuUsedPct": m.cpuPct,
+		"memUsed": m.memUsed, "memTotal": m.memTotal, "memCache": 0, "diskUsed": m.diskUsed, "diskTotal": m.diskAt}
+}
+
+// mostMeasured sandboxes one call asks for; E2B's bound.
+const mostMeasured = 100
+
+// manyMetrics is GET /sandboxes/metrics?sandbox_ids=A,B: what each uses now. What is not
+// there, or asleep, has none.
+func (d *dialect) manyMetrics(w http.ResponseWriter, r *http.Request) error {
+	var ids []string
+	for _, list := range r.URL.Query()["sandbox_ids"] {
+		ids = append(ids, strings.Split(list, ",")...)
+	}
+	if len(ids) > mostMeasured {
+		return sandbox.InvalidField("sandbox_ids", "%d sandboxes; at most %d are accepted", len(ids), mostMeasured)
+	}
+	var mu sync.Mutex
+	out := map[string]any{}
+	var all sync.WaitGroup
+	for _, id := range ids {
+		all.Go(func() { // each takes a sample's time
+			sb, err := d.live(r.Context(), id)
+			if err != nil || sb.Standby != sandbox.Awake {
+				return
+			}
+			if m, err := d.measure(r.Context(), sb); err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				out[sb.ID] = m.wire()
+			}
+		})
+	}
+	all.Wait()
+	return writeJSON(w, http.StatusOK, map[string]any{"sandboxes": out})
 }
 
 // agentMetrics is GET /metrics of a sandbox.

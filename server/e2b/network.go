@@ -155,7 +155,7 @@ func configOf(s sandbox.Spec) *networkConfig {
 		}
 		c.Rules[h.Domain][0].Transform.Headers[h.Name] = h.Value
 	}
-	if n.Mode != sandbox.NetworkPublic && len(c.AllowOut) > 0 {
+	if n.Mode == sandbox.NetworkRules || n.Mode != sandbox.NetworkPublic && len(c.AllowOut) > 0 {
 		c.DenyOut = append(c.DenyOut, everything.String())
 	}
 	if len(c.AllowOut)+len(c.DenyOut)+len(c.MaskRequestHost)+len(c.HTTPSPorts)+len(c.Rules) == 0 && c.AllowPublicTraffic == nil {

@@ -65,6 +65,8 @@ type created struct {
 // that is not omitempty.
 type detail struct {
 	created
+	Alias               string            `json:"alias,omitempty"` // the template's name
+	VolumeMounts        []volumeMount     `json:"volumeMounts"`
 	StartedAt           time.Time         `json:"startedAt"`
 	EndAt               time.Time         `json:"endAt"`
 	CPUCount            int64             `json:"cpuCount"`
@@ -115,7 +117,7 @@ func (d *dialect) spec(ctx context.Context, req newSandbox, timeout time.Duratio
 		return spec, err
 	}
 	spec.Env, spec.Volumes = req.EnvVars, mounts(req.VolumeMounts)
-	spec.Labels = map[string]string{templateLabel: cmp.Or(req.TemplateID, baseTemplate)}
+	spec.Labels = map[string]string{templateLabel: cmp.Or(strings.TrimSpace(req.TemplateID), baseTemplate)}
 	for k, v := range req.Metadata {
 		if strings.HasPrefix(k, ownPrefix) {
 			return spec, sandbox.InvalidField("metadata", "key %.60q: those with %q are Cove's own", k, ownPrefix)
@@ -147,8 +149,23 @@ func unsupported(field, what string) error {
 }
 
 // origin finds what a template of E2B's is here: a template, a snapshot or an image
-// of that name, in this order.
+// of that name, in this order. E2B's names have small letters only, whatever is asked for;
+// Cove's own may have others, so what is named exactly is found first.
 func (d *dialect) origin(ctx context.Context, spec *sandbox.Spec, name string) error {
+	name = strings.TrimSpace(name)
+	err := d.originNamed(ctx, spec, name)
+	if small := strings.ToLower(name); err != nil && small != name && errors.Is(err, sandbox.ErrNotFound) {
+		if d.originNamed(ctx, spec, small) == nil {
+			if spec.Labels != nil {
+				spec.Labels[templateLabel] = small
+			}
+			return nil
+		}
+	}
+	return err
+}
+
+func (d *dialect) originNamed(ctx context.Context, spec *sandbox.Spec, name string) error {
 	if name == "" || name == baseTemplate {
 		return nil // the server's default image
 	}
@@ -193,11 +210,11 @@ func seconds(field string, n *float64, normal time.Duration) (time.Duration, err
 	if n == nil {
 		return normal, nil
 	}
-	const most = 1e9 // nine of these fit a duration
-	if !(*n > 0 && *n <= most) {
+	if !(*n > 0) {
 		return 0, sandbox.InvalidField(field, "%v is not accepted; seconds above 0 are", *n)
 	}
-	return time.Duration(*n * float64(time.Second)), nil
+	const most = 1e9 // nine of these fit a duration; the operation refuses it, and says what is the most
+	return time.Duration(min(*n, most) * float64(time.Second)), nil
 }
 
 // created gives out a sandbox with the token of who asks.
@@ -226,6 +243,10 @@ func (d *dialect) detail(ctx context.Context, sb sandbox.Sandbox) detail {
 		AllowInternetAccess: sb.Spec.Network.Mode == sandbox.NetworkPublic, Network: configOf(sb.Spec),
 		Lifecycle: lifecycle{OnTimeout: cmp.Or(string(sb.Spec.OnTimeout), "kill"), AutoResume: resumes(sb)}}
 	d.unresolved(ctx, out.Network, sb.Spec.Secrets)
+	if sb.Spec.Snapshot == "" || sb.Spec.Template != "" {
+		out.Alias, _, _ = strings.Cut(out.TemplateID[strings.LastIndexByte(out.TemplateID, '/')+1:], ":")
+	}
+	out.VolumeMounts = d.volumeMounts(ctx, sb.Spec.Volumes)
 	if sb.ExpiresAt.IsZero() {
 		out.EndAt = sb.CreatedAt.UTC().Add(forever)
 	}

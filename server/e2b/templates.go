@@ -28,8 +28,9 @@ const buildLabel = "e2b.build"
 const imagePrefix = "e2b-template/"
 
 // templateName takes "name" or "name:tag" apart. E2B lets a name begin with that of
-// its team.
+// its team, and has small letters of all.
 func templateName(s string) (name, tag string, err error) {
+	s = strings.ToLower(strings.TrimSpace(s))
 	s = s[strings.LastIndexByte(s, '/')+1:]
 	name, tag, tagged := strings.Cut(s, ":")
 	if err := sandbox.ValidateTemplateName("name", name); err != nil {
@@ -71,7 +72,10 @@ func (d *dialect) requestBuild(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	tags := req.Tags
+	var tags []string
+	for _, t := range req.Tags {
+		tags = append(tags, strings.ToLower(strings.TrimSpace(t)))
+	}
 	if tag != "" {
 		tags = append(tags, tag)
 	}
@@ -170,12 +174,48 @@ func (d *dialect) listTemplates(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := []map[string]any{}
 	for _, t := range list {
-		res := t.Spec.Resources
-		out = append(out, map[string]any{"templateID": t.Name, "buildID": buildOf(t.Template), "names": []string{t.Name}, "aliases": []string{t.Name}, "public": false,
-			"cpuCount": max(1, res.MilliCPU/1000), "memoryMB": res.Memory / sandbox.MiB, "diskSizeMB": res.Disk / sandbox.MiB, "createdAt": t.CreatedAt, "updatedAt": t.CreatedAt,
-			"buildStatus": buildReady, "envdVersion": envdVersion, "spawnCount": 0, "buildCount": t.Version, "createdBy": nil, "lastSpawnedAt": nil})
+		out = append(out, templateInfo(t.Template))
 	}
 	return writeJSON(w, http.StatusOK, out)
+}
+
+// templateInfo is a template by its newest version.
+func templateInfo(t sandbox.Template) map[string]any {
+	info := versionInfo(t)
+	for k, v := range map[string]any{"templateID": t.Name, "names": []string{t.Name}, "aliases": []string{t.Name}, "public": false, "buildStatus": buildReady,
+		"spawnCount": 0, "buildCount": t.Version, "createdBy": nil, "lastSpawnedAt": nil} {
+		info[k] = v
+	}
+	return info
+}
+
+// versionInfo is a version, which is a build to E2B.
+func versionInfo(t sandbox.Template) map[string]any {
+	res := t.Spec.Resources
+	return map[string]any{"buildID": buildOf(t), "status": buildReady, "cpuCount": max(1, res.MilliCPU/1000), "memoryMB": res.Memory / sandbox.MiB, "diskSizeMB": res.Disk / sandbox.MiB,
+		"createdAt": t.CreatedAt, "updatedAt": t.CreatedAt, "finishedAt": t.CreatedAt, "envdVersion": envdVersion}
+}
+
+// getTemplate is GET /templates/{id}: a template with all its versions.
+func (d *dialect) getTemplate(w http.ResponseWriter, r *http.Request) error {
+	name, _, err := templateName(r.PathValue("id"))
+	if err != nil {
+		return absent(err)
+	}
+	versions, err := d.server.ListTemplates(r.Context(), name)
+	if err != nil {
+		return err
+	}
+	if len(versions) == 0 {
+		return &sandbox.Error{Class: sandbox.NotFound, Msg: fmt.Sprintf("template '%.100s' not found", name)}
+	}
+	newest := slices.MaxFunc(versions, func(a, b server.SizedTemplate) int { return cmp.Compare(a.Version, b.Version) })
+	info, builds := templateInfo(newest.Template), []map[string]any{}
+	for _, t := range versions {
+		builds = append(builds, versionInfo(t.Template))
+	}
+	info["builds"] = builds
+	return writeJSON(w, http.StatusOK, info)
 }
 
 // buildOf is the id of the build that made a version; one that no SDK of E2B's has
@@ -232,6 +272,7 @@ func (d *dialect) dropTemplate(ctx context.Context, id string) error {
 // tagNames checks tags as the SDKs give them: bare, or behind the template's name.
 func tagNames(name string, given []string) (tags []string, err error) {
 	for _, t := range given {
+		t = strings.ToLower(strings.TrimSpace(t))
 		of, tag, named := strings.Cut(t, ":")
 		if !named {
 			tag = t

@@ -41,6 +41,11 @@ func (d *dialect) getFile(w http.ResponseWriter, r *http.Request) error {
 	if errors.Is(err, sandbox.ErrNotFound) && !gone(err) {
 		return &sandbox.Error{Class: sandbox.NotFound, Msg: fmt.Sprintf("path '%s' does not exist", p)}
 	}
+	if errors.Is(err, sandbox.ErrPrecondition) && !gone(err) {
+		if info, serr := d.server.StatFile(ctx, meant(ctx).sandbox.ID, p); serr == nil && info.Type == sandbox.Directory {
+			return sandbox.InvalidField("path", "path '%.200s' is a directory", p)
+		}
+	}
 	return err
 }
 

@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"net/url"
@@ -88,6 +89,20 @@ func absent(err error) error {
 func mounts(of []volumeMount) (out []sandbox.VolumeMount) {
 	for _, m := range of {
 		out = append(out, sandbox.VolumeMount{Volume: m.Name, Path: m.Path, Mode: sandbox.VolumeShared})
+	}
+	return out
+}
+
+// volumeMounts are the volumes of a sandbox by their names. A key that may not look at
+// volumes sees their ids.
+func (d *dialect) volumeMounts(ctx context.Context, of []sandbox.VolumeMount) []volumeMount {
+	out := []volumeMount{}
+	for _, m := range of {
+		name := m.Volume
+		if v, err := d.server.GetVolume(ctx, m.Volume); err == nil {
+			name = v.Name
+		}
+		out = append(out, volumeMount{name, m.Path})
 	}
 	return out
 }

@@ -101,3 +101,29 @@ def test_a_volume_is_frozen_and_made_again(live: Live) -> None:
     for v in (volume, again):
         v.delete()
     snap.delete()
+
+
+def test_a_volume_over_memory(live: Live, volume: Any) -> None:
+    """Memory that was saved without a volume has the one it is restored with, and the next memory has it too."""
+    with live.create(**SMALL) as sb:
+        snap = sb.snapshot(labels={LABEL: live.run})
+        template = live.Template.build(live.name("plain"), start="exec sleep infinity", client=live.client, **SMALL)
+    try:
+        for origin in ({"snapshot": snap}, {"template": template}):
+            with live.create(volumes={"/mnt/v": volume}, **origin) as sb:
+                sb.exec("echo kept > /mnt/v/f").check()
+                assert volume.files.read("/f") == "kept\n"
+                second = sb.snapshot(labels={LABEL: live.run})
+            other = live.Volume.create(live.name("other"), "64MiB", labels={LABEL: live.run}, client=live.client)
+            with live.create(snapshot=second) as sb:  # with the volume that it was saved with
+                assert sb.exec("cat /mnt/v/f").check().stdout == "kept\n"
+            with live.create(snapshot=second, volumes={"/mnt/v": other}) as sb:
+                sb.exec("test ! -e /mnt/v/f && echo its own > /mnt/v/g").check()
+            assert other.files.read("/g") == "its own\n"
+            assert "g" not in [f.name for f in volume.files.list()]
+            with pytest.raises(cove.CoveError, match="saved with a volume at /mnt/v"):
+                live.create(snapshot=second, volumes={"/elsewhere": other})
+            other.delete()
+            volume.files.remove("/f")
+    finally:
+        template.delete()
