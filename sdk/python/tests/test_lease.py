@@ -249,17 +249,20 @@ def test_a_listener_that_raises_kills_the_command(server: FakeCove, kind: str, c
     def raises(_: str) -> None:
         raise ValueError("not what was expected")
 
-    async def main() -> None:
+    async def in_loop() -> None:
         async with cove.AsyncClient(server.url, FakeCove.KEY, keep=True) as client:
             sb = await cove.AsyncSandbox.connect("sb1", client=client)
             await sb.exec("sleep 99", exec_id="e1", on_stdout=raises, kill_on_cancel=choice)
 
-    with pytest.raises(ValueError, match="not what was expected"):
+    def run() -> None:
         if kind == "async":
-            asyncio.run(main())
-        else:
-            sb = cove.Sandbox.connect("sb1", client=cove.Client(server.url, FakeCove.KEY, keep=True))
-            sb.exec("sleep 99", exec_id="e1", on_stdout=raises, kill_on_cancel=choice)
+            return asyncio.run(in_loop())
+        sb = cove.Sandbox.connect("sb1", client=cove.Client(server.url, FakeCove.KEY, keep=True))
+        sb.exec("sleep 99", exec_id="e1", on_stdout=raises, kill_on_cancel=choice)
+        return None
+
+    with pytest.raises(ValueError, match="not what was expected"):
+        run()
     if killed:
         assert processes.changed.wait(30)
     assert processes.signals == ([("e1", "SIGKILL")] if killed else [])
