@@ -57,7 +57,7 @@ func TestRunEndsWithTheCommandsCodeAndRemovesTheSandbox(t *testing.T) {
 		{&covev1.End{Cause: "exited", ExitCode: 3}, 3, nil},
 		{&covev1.End{Cause: "signalled", Signal: "SIGSEGV", ExitCode: 139}, 139, nil},
 		{&covev1.End{Cause: "deadline"}, 124, []string{"timeout passed"}},
-		{&covev1.End{Cause: "oom"}, 137, []string{"out of memory"}},
+		{&covev1.End{Cause: "oom"}, 137, []string{"over the sandbox's memory limit"}},
 		{&covev1.End{Cause: "node_lost"}, 125, []string{"did not finish: node_lost"}},
 		{&covev1.End{Cause: "a_new_one", Detail: "x"}, 125, []string{"a_new_one: x"}},
 	} {
