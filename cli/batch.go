@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -227,54 +226,23 @@ type apiMachines struct {
 	flags   batchFlags
 	command []string
 	timeout duration
-	lease   string
-
-	stop context.CancelFunc
-	beat sync.WaitGroup
+	lease   *ownLease
 }
 
 const batchLease = time.Minute
 
 func (a *app) openMachines(ctx context.Context, f batchFlags, command []string) (*apiMachines, error) {
-	ttl := duration(batchLease)
-	resp, err := a.api.Leases.Create(ctx, connect.NewRequest(&covev1.CreateLeaseRequest{Ttl: ttl.proto(), Name: "cove batch"}))
+	lease, err := a.holdLease(ctx, "cove batch", batchLease)
 	if err != nil {
 		return nil, err
 	}
-	m := &apiMachines{app: a, flags: f, command: command, timeout: f.spec.timeout.duration, lease: resp.Msg.GetLease().GetId()}
-	m.flags.spec.timeout, m.flags.spec.lease = lifetime{}, m.lease
-	bctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	m.stop = stop
-	m.beat.Go(func() { m.renew(bctx) })
+	m := &apiMachines{app: a, flags: f, command: command, timeout: f.spec.timeout.duration, lease: lease}
+	m.flags.spec.timeout, m.flags.spec.lease = lifetime{}, lease.id
 	return m, nil
 }
 
-func (m *apiMachines) renew(ctx context.Context) {
-	t := time.NewTicker(batchLease / 6)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			// One that fails is followed by four others before the lease is lost.
-			_, _ = m.app.api.Leases.Heartbeat(ctx, connect.NewRequest(&covev1.HeartbeatRequest{Id: m.lease}))
-		}
-	}
-}
-
 // Close ends the lease, and with it whatever might be left.
-func (m *apiMachines) Close() error {
-	m.stop()
-	m.beat.Wait()
-	ctx, cancel := context.WithTimeout(context.Background(), removeWithin)
-	defer cancel()
-	_, err := m.app.api.Leases.End(ctx, connect.NewRequest(&covev1.EndLeaseRequest{Id: m.lease}))
-	if errors.Is(err, sandbox.ErrNotFound) {
-		return nil
-	}
-	return err
-}
+func (m *apiMachines) Close() error { return m.lease.end() }
 
 func (m *apiMachines) Create(ctx context.Context) (id string, err error) {
 	req := m.flags.spec.request()

@@ -42,7 +42,7 @@ but for the right of group and others to write.
 
 A relative PATH is below the working directory of the sandbox's image. A symlink
 at PATH is written through and a device like /dev/null into; they are not
-replaced. On a terminal, a copy that takes its time shows how far it is.
+replaced. Those met inside a directory that is copied in are replaced. On a terminal, a copy that takes its time shows how far it is.
 
 What comes out of a sandbox is not trusted: names that leave the destination
 are refused, and symlinks that point out of it, devices and setuid bits are

@@ -71,7 +71,7 @@ func (a *app) addSpecFlags(cmd *cobra.Command, f *specFlags) {
 	_ = cmd.RegisterFlagCompletionFunc("replay", a.recordingNames(0))
 	fs.StringSliceVar(&f.secrets, "secret", nil, "secret that its requests leave with, by name (repeatable)")
 	_ = cmd.RegisterFlagCompletionFunc("secret", a.secretNames)
-	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h, or none (default: the server's, without --idle-timeout and --lease)")
+	fs.Var(&f.timeout, "timeout", "end the sandbox this long after creation, e.g. 1h, or none (default: the server's, without --lease)")
 	fs.Var(&f.idle, "idle-timeout", "end or pause it after this long with no call and no process (default: never)")
 	fs.StringVar(&f.onIdle, "on-idle", "", "what --idle-timeout does: kill (default) or pause")
 	_ = cmd.RegisterFlagCompletionFunc("on-idle", cobra.FixedCompletions([]string{"kill", "pause"}, cobra.ShellCompDirectiveNoFileComp))
@@ -175,15 +175,21 @@ func (a *app) createSandbox(ctx context.Context, req *covev1.CreateSandboxReques
 	}
 	resp, err := a.api.Sandboxes.Create(ctx, connect.NewRequest(req))
 	if ours && ctx.Err() != nil {
-		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
-		defer cancel()
-		_, kerr := a.api.Sandboxes.Kill(rctx, connect.NewRequest(&covev1.KillRequest{IdempotencyKey: req.IdempotencyKey}))
-		if kerr != nil && !errors.Is(kerr, sandbox.ErrNotFound) {
-			a.warnf("a sandbox may have been created and could not be removed: %v", kerr)
-		}
-		if err == nil {
-			err = &sandbox.Error{Class: sandbox.Canceled, Err: ctx.Err()}
-		}
+		err = a.takeBack(ctx, req.IdempotencyKey, err)
 	}
 	return resp, err
+}
+
+// takeBack ends what a call with a key of ours may have made before ctx ended.
+func (a *app) takeBack(ctx context.Context, key string, err error) error {
+	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
+	defer cancel()
+	_, kerr := a.api.Sandboxes.Kill(rctx, connect.NewRequest(&covev1.KillRequest{IdempotencyKey: key}))
+	if kerr != nil && !errors.Is(kerr, sandbox.ErrNotFound) {
+		a.warnf("a sandbox may have been created and could not be removed: %v", kerr)
+	}
+	if err == nil {
+		err = &sandbox.Error{Class: sandbox.Canceled, Err: ctx.Err()}
+	}
+	return err
 }

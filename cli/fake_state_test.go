@@ -127,6 +127,9 @@ func (f fakeSandboxes) Fork(ctx context.Context, r *connect.Request[covev1.ForkR
 	if err := f.goneAway(); err != nil {
 		return nil, err
 	}
+	if f.onCreate != nil {
+		f.onCreate()
+	}
 	out := &covev1.ForkResponse{Paused: durationpb.New(40 * time.Millisecond)}
 	for i := range int(r.Msg.GetCount()) {
 		if i < f.broken {

@@ -58,6 +58,9 @@ type fakeAPI struct {
 	queries   []string             // of bulk calls
 	listed    []*covev1.ListSandboxesRequest
 
+	leasesEnded []string
+	beats       int // of leases
+
 	callbacks []*covev1.CallbackRequest // what Serve sends
 	serves    int                       // calls of it
 	answers   map[string]string         // by request
@@ -94,7 +97,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.Handle(covev1.NewKeysHandler(fakeKeys{f}, opt))
 	mux.Handle(covev1.NewSystemHandler(fakeSystem{f}, opt))
 	mux.Handle(covev1.NewTenantsHandler(fakeTenants{f: f}, opt))
-	mux.Handle(covev1.NewLeasesHandler(fakeLeases{}, opt))
+	mux.Handle(covev1.NewLeasesHandler(fakeLeases{api: f}, opt))
 	mux.Handle(covev1.NewRunsHandler(fakeRuns{}, opt))
 	mux.Handle(covev1.NewSecretsHandler(fakeSecrets{f}, opt))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/connect", func(w http.ResponseWriter, r *http.Request) {

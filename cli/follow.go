@@ -201,7 +201,7 @@ func exitOf(e *covev1.End) error {
 	case sandbox.Deadline:
 		return &ExitError{Code: exitTimeout, Err: errors.New("the command's timeout passed; it was killed")}
 	case sandbox.OOM:
-		return &ExitError{Code: 137, Err: errors.New("the sandbox ran out of memory (see --memory-limit)")}
+		return &ExitError{Code: 137, Err: errors.New("the command was ended over the sandbox's memory limit (see --memory-limit)")}
 	case sandbox.KilledByUser:
 		if code == 0 {
 			code = 137

@@ -26,7 +26,8 @@ func (a *app) forkCmd() *cobra.Command {
 		Short: "Make children of a running sandbox, or of a snapshot, and print their ids",
 		Long: `Make children of a running sandbox, or of a snapshot: each goes on from where
 it was, with its own id, secrets and randomness. All are made, or with
---min-ready at least that many; otherwise none is left and the command fails.`,
+--min-ready at least that many; otherwise none is left and the command fails.
+Ctrl-C leaves none either.`,
 		Example: `  cove fork $id -n 8 --label trial=1
   cove fork --snapshot warm -n 100 --min-ready 90`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -50,10 +51,14 @@ it was, with its own id, secrets and randomness. All are made, or with
 				return err
 			}
 			var resp *connect.Response[covev1.ForkResponse]
-			if err := a.again(cmd.Context(), func() (err error) {
+			err = a.again(cmd.Context(), func() (err error) {
 				resp, err = api.Sandboxes.Fork(cmd.Context(), connect.NewRequest(req))
 				return err
-			}); err != nil {
+			})
+			if key == "" && cmd.Context().Err() != nil { // a key of the user's own may be asked for again
+				err = a.takeBack(cmd.Context(), req.IdempotencyKey, err)
+			}
+			if err != nil {
 				return err
 			}
 			if asJSON {

@@ -1,13 +1,17 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	covev1 "github.com/cove-sandbox/cove/api/cove/v1"
+	"github.com/cove-sandbox/cove/sandbox"
 )
 
 type leaseJSON struct {
@@ -149,4 +153,56 @@ func (a *app) leaseRmCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array of ids")
 	return cmd
+}
+
+// ownLease is a lease of this process: renewed as long as it lives, so that what
+// was created with it does not outlive it, however it goes.
+type ownLease struct {
+	app  *app
+	id   string
+	stop context.CancelFunc
+	beat sync.WaitGroup
+}
+
+func (a *app) holdLease(ctx context.Context, name string, ttl time.Duration) (*ownLease, error) {
+	d := duration(ttl)
+	resp, err := a.api.Leases.Create(ctx, connect.NewRequest(&covev1.CreateLeaseRequest{Ttl: d.proto(), Name: name}))
+	if err != nil {
+		return nil, err
+	}
+	l := &ownLease{app: a, id: resp.Msg.GetLease().GetId()}
+	bctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	l.stop = stop
+	l.beat.Go(func() { l.renew(bctx, ttl/6) })
+	return l, nil
+}
+
+func (l *ownLease) renew(ctx context.Context, every time.Duration) {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			// One that fails is followed by others before the lease is lost, and one
+			// that hangs does not hold them up for long.
+			bctx, cancel := context.WithTimeout(ctx, 2*every)
+			_, _ = l.app.api.Leases.Heartbeat(bctx, connect.NewRequest(&covev1.HeartbeatRequest{Id: l.id}))
+			cancel()
+		}
+	}
+}
+
+// end ends the lease, and with it whatever might be left.
+func (l *ownLease) end() error {
+	l.stop()
+	l.beat.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), removeWithin)
+	defer cancel()
+	_, err := l.app.api.Leases.End(ctx, connect.NewRequest(&covev1.EndLeaseRequest{Id: l.id}))
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return nil
+	}
+	return err
 }

@@ -18,6 +18,7 @@ import (
 // fakeLeases has one lease of two sandboxes, "l1".
 type fakeLeases struct {
 	covev1.UnimplementedLeasesHandler
+	api *fakeAPI
 }
 
 func (fakeLeases) one() *covev1.Lease {
@@ -33,12 +34,18 @@ func (f fakeLeases) List(context.Context, *connect.Request[covev1.ListLeasesRequ
 	return connect.NewResponse(&covev1.ListLeasesResponse{Leases: []*covev1.Lease{f.one()}}), nil
 }
 func (f fakeLeases) Heartbeat(_ context.Context, r *connect.Request[covev1.HeartbeatRequest]) (*connect.Response[covev1.HeartbeatResponse], error) {
+	f.api.mu.Lock()
+	defer f.api.mu.Unlock()
+	f.api.beats++
 	if r.Msg.Id != "l1" {
 		return nil, wire.ToConnect(sandbox.NoSuchLease("id", r.Msg.Id))
 	}
 	return connect.NewResponse(&covev1.HeartbeatResponse{Lease: f.one()}), nil
 }
-func (f fakeLeases) End(context.Context, *connect.Request[covev1.EndLeaseRequest]) (*connect.Response[covev1.EndLeaseResponse], error) {
+func (f fakeLeases) End(_ context.Context, r *connect.Request[covev1.EndLeaseRequest]) (*connect.Response[covev1.EndLeaseResponse], error) {
+	f.api.mu.Lock()
+	defer f.api.mu.Unlock()
+	f.api.leasesEnded = append(f.api.leasesEnded, r.Msg.Id)
 	return connect.NewResponse(&covev1.EndLeaseResponse{Ids: []string{"aa", "bb"}}), nil
 }
 
@@ -57,8 +64,9 @@ func TestLease(t *testing.T) {
 // A signal while the create is under way: the sandbox is ended by the key of the
 // request, whether or not it was made.
 func TestInterruptDuringCreate(t *testing.T) {
-	for _, args := range [][]string{{"run", "--", "ls"}, {"create"}} {
+	for _, args := range [][]string{{"run", "--", "ls"}, {"create"}, {"fork", "abc", "-n", "2"}} {
 		f := newFakeAPI(t)
+		f.addSandbox("abc", nil)
 		sigs, gate := make(chan os.Signal, 1), make(chan struct{})
 		f.onCreate = func() { sigs <- os.Interrupt; <-gate }
 		r := f.cove(t, settings{sigs: sigs}, args...)
@@ -75,6 +83,8 @@ func TestInterruptDuringCreate(t *testing.T) {
 	sigs, gate := make(chan os.Signal, 1), make(chan struct{})
 	f.onCreate = func() { sigs <- os.Interrupt; <-gate }
 	f.cove(t, settings{sigs: sigs}, "create", "--idempotency-key", "mine")
+	f.addSandbox("abc", nil)
+	f.cove(t, settings{sigs: sigs}, "fork", "abc", "--idempotency-key", "mine")
 	close(gate)
 	if len(f.killedKeys) != 0 {
 		t.Errorf("killed by key %q", f.killedKeys)

@@ -86,7 +86,7 @@ live on and the next start finds them. A second signal ends it at once.`,
 	fs.StringVar(&c.TLSACMEFrom, "tls-acme-directory", "", "directory URL of another ACME server than Let's Encrypt")
 	fs.StringVar(&c.TLSACMECA, "tls-acme-ca", "", "file with the CA certificate of that server, if the system does not know it")
 	fs.DurationVar(&c.QueueWait, "queue-wait", 2*time.Second, "how long a create waits for room on a full node, in turn between tenants; 0 = not at all")
-	fs.Var(&life, "default-timeout", "how long a sandbox lives that was created without a timeout, an idle timeout and a lease; none = until it is killed")
+	fs.Var(&life, "default-timeout", "how long a sandbox lives that was created without a timeout and a lease; none = until it is killed")
 	fs.DurationVar(&c.AuditRetention, "audit-retention", 90*24*time.Hour, "how long the audit log is kept")
 	fs.DurationVar(&c.RunRetention, "run-retention", 90*24*time.Hour, "how long a run is kept after its end, with its steps and checkpoints; 0 = until somebody removes it")
 	fs.Var(&stepBytes, "max-step-bytes", "bytes that the steps of a tenant's runs may take on disk (default 16GiB)")

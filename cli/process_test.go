@@ -57,7 +57,7 @@ func TestRunEndsWithTheCommandsCodeAndRemovesTheSandbox(t *testing.T) {
 		{&covev1.End{Cause: "exited", ExitCode: 3}, 3, nil},
 		{&covev1.End{Cause: "signalled", Signal: "SIGSEGV", ExitCode: 139}, 139, nil},
 		{&covev1.End{Cause: "deadline"}, 124, []string{"timeout passed"}},
-		{&covev1.End{Cause: "oom"}, 137, []string{"out of memory"}},
+		{&covev1.End{Cause: "oom"}, 137, []string{"over the sandbox's memory limit"}},
 		{&covev1.End{Cause: "node_lost"}, 125, []string{"did not finish: node_lost"}},
 		{&covev1.End{Cause: "a_new_one", Detail: "x"}, 125, []string{"a_new_one: x"}},
 	} {
@@ -190,14 +190,22 @@ func TestRunKeepsOnlyOnRequestAndNeverLeaks(t *testing.T) {
 	if len(f.killed) != 0 {
 		t.Errorf("killed %v", f.killed)
 	}
-	if f.created[0].GetSpec().GetIdleTimeout() != nil {
-		t.Errorf("a kept sandbox has an idle timeout nobody asked for")
+	if spec := f.created[0].GetSpec(); spec.GetIdleTimeout() != nil || spec.GetLease() != "" {
+		t.Errorf("a kept sandbox has an end nobody asked for: %v", spec)
 	}
 	f.cove(t, settings{}, "run", "--timeout", "5s", "--", "ls")
 	spec := f.created[1].GetSpec()
-	if spec.GetTimeout().AsDuration() != 65*time.Second || spec.GetIdleTimeout().AsDuration() != runIdle {
+	if spec.GetTimeout().AsDuration() != 65*time.Second || spec.GetLease() != "l2" {
 		t.Errorf("the sandbox of a vanished client would stay: %v", spec)
 	}
+	if len(f.leasesEnded) != 1 || f.leasesEnded[0] != "l2" {
+		t.Errorf("leases ended: %v", f.leasesEnded)
+	}
+	f.cove(t, settings{}, "run", "--lease", "l1", "--", "ls")
+	if spec := f.created[2].GetSpec(); spec.GetLease() != "l1" || len(f.leasesEnded) != 1 {
+		t.Errorf("a lease of the caller's own: %v, ended %v", spec, f.leasesEnded)
+	}
+	f.killed = f.killed[:1]
 	f.fail["Processes/Start"] = sandbox.InvalidField("process.cwd", "no such directory")
 	f.cove(t, settings{}, "run", "--cwd", "/nope", "--", "ls").want(t, 125, "", "process.cwd: no such directory")
 	f.fail["Processes/Start"] = &sandbox.Error{Class: sandbox.NotFound, Reason: sandbox.CommandNotFound, Msg: "command not found: nope"}
@@ -210,6 +218,26 @@ func TestRunKeepsOnlyOnRequestAndNeverLeaks(t *testing.T) {
 	delete(f.fail, "Processes/Start")
 	f.fail["Sandboxes/Kill"] = &sandbox.Error{Class: sandbox.Internal, Msg: "broken"}
 	f.cove(t, settings{}, "run", "--", "ls").want(t, 125, "ls\n", "could not be removed")
+}
+
+// As long as the command runs, its lease is renewed.
+func TestRunRenewsItsLease(t *testing.T) {
+	f := newFakeAPI(t)
+	f.script = func(ctx context.Context, p *fakeProcess, attach bool, off int64, send send) error {
+		if err := send(startedEvent(p.spec.GetExecId())); err != nil {
+			return err
+		}
+		for beats := 0; beats < 2; time.Sleep(time.Millisecond) {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			f.mu.Lock()
+			beats = f.beats
+			f.mu.Unlock()
+		}
+		return send(endEvent(&covev1.End{Cause: "exited"}))
+	}
+	f.cove(t, settings{}, "run", "--lease-ttl", "1s", "--", "ls").want(t, 0, "")
 }
 
 func TestCtrlCReachesTheCommand(t *testing.T) {

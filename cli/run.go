@@ -16,8 +16,9 @@ import (
 const (
 	// runGrace is how long the command may go on after Ctrl-C: docker's stop.
 	runGrace = 10 * time.Second
-	// runIdle ends a sandbox of run whose caller vanished without a word.
-	runIdle = 5 * time.Minute
+	// runLease is how long a sandbox of run outlives a caller that vanished
+	// without a word.
+	runLease = time.Minute
 	// runSlack keeps the sandbox until its command's timeout has been reported.
 	runSlack = time.Minute
 	// removeWithin bounds the removal at the end, which must also happen when
@@ -29,6 +30,7 @@ func (a *app) runCmd() *cobra.Command {
 	var f specFlags
 	var pf processFlags
 	var keep bool
+	ttl := duration(runLease)
 	cmd := &cobra.Command{
 		Use:   "run [flags] [IMAGE] -- COMMAND [ARG...]",
 		Short: "Create a sandbox, run a command in it, remove it",
@@ -38,7 +40,8 @@ there is no such command, 126 when it cannot be executed, 125 when Cove itself
 failed. Without a command the image's own entrypoint is run.
 
 Ctrl-C is passed on; after 10 s, or a second one, the command is killed. The
-sandbox is removed in every case but --keep.`,
+sandbox is removed in every case but --keep: when this command is killed or
+its machine is lost, by the server, --lease-ttl later.`,
 		Example: `  cove run -- python3 -c 'print(6*7)'
   cove run -it python:3.12 -- bash
   echo hello | cove run -i -- tr a-z A-Z`,
@@ -56,7 +59,7 @@ sandbox is removed in every case but --keep.`,
 					return err
 				}
 			}
-			return a.run(cmd.Context(), f, pf, command, keep)
+			return a.run(cmd.Context(), f, pf, command, keep, time.Duration(ttl))
 		},
 	}
 	a.addSpecFlags(cmd, &f)
@@ -65,11 +68,12 @@ sandbox is removed in every case but --keep.`,
 	fs := cmd.Flags()
 	fs.SetInterspersed(false)
 	fs.BoolVar(&keep, "keep", false, "keep the sandbox afterwards")
+	fs.Var(&ttl, "lease-ttl", "how long the sandbox outlives this command if that is gone without a word, 1s to 7d")
 	fs.Lookup("timeout").Usage = "kill the command after this long (default: never)"
 	return cmd
 }
 
-func (a *app) run(ctx context.Context, f specFlags, pf processFlags, command []string, keep bool) (err error) {
+func (a *app) run(ctx context.Context, f specFlags, pf processFlags, command []string, keep bool, ttl time.Duration) (err error) {
 	api, err := a.client()
 	if err != nil {
 		return err
@@ -82,9 +86,6 @@ func (a *app) run(ctx context.Context, f specFlags, pf processFlags, command []s
 	timeout := f.timeout.duration
 	if timeout > 0 {
 		f.timeout.duration += duration(runSlack)
-	}
-	if f.idle == 0 && !keep {
-		f.idle = duration(runIdle)
 	}
 	// From here on, so that a signal cannot end us between the server's answer and
 	// the removal.
@@ -102,7 +103,21 @@ func (a *app) run(ctx context.Context, f specFlags, pf processFlags, command []s
 			interrupted <- false
 		}
 	}()
-	resp, err := a.createSandbox(cctx, f.request())
+	var lease *ownLease
+	if f.lease == "" && !keep {
+		if lease, err = a.holdLease(cctx, "cove run", ttl); err == nil {
+			f.lease = lease.id
+			defer func() {
+				if err := lease.end(); err != nil {
+					a.warnf("lease %s could not be ended, and expires by itself: %v", lease.id, err)
+				}
+			}()
+		}
+	}
+	var resp *connect.Response[covev1.CreateSandboxResponse]
+	if err == nil {
+		resp, err = a.createSandbox(cctx, f.request())
+	}
 	close(created)
 	if <-interrupted && err != nil {
 		return errLeft

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"os"
 	"os/signal"
 	"strings"
@@ -42,7 +43,28 @@ func TestInterruptedCreates(t *testing.T) {
 	// A create that was done before the signal came has printed its id and is a sandbox.
 	w.CLI(t, "rm", "--label", "made=by-create")
 	for i := range 10 {
-		interrupt(syscall.SIGKILL, time.Duration(i)*3*time.Millisecond, "run", "--idle-timeout", "1s", "--", "true")
+		interrupt(syscall.SIGKILL, time.Duration(i)*3*time.Millisecond, "run", "--lease-ttl", "1s", "--", "true")
 	}
 	world.Eventually(t, 30*time.Second, "sandboxes of killed clients are gone", func() bool { return len(live()) == 0 })
+}
+
+// TestKilledRun: the sandbox of a "cove run" that was killed goes with its lease,
+// though its command would go on for ever.
+func TestKilledRun(t *testing.T) {
+	t.Parallel() // it waits for a lease
+	w := world.New(t, world.Options{})
+	cmd := w.Command(t, "run", "--lease-ttl", "4s", "--", "sh", "-c", "echo runs; exec sleep infinity")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "runs\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	world.Eventually(t, time.Minute, "the sandbox is gone with its caller", func() bool { return w.CLI(t, "ls", "-q").Stdout == "" })
 }

@@ -257,7 +257,8 @@ func TestSharedPagesEncrypted(t *testing.T) {
 	look("of what was kept of a child")
 }
 
-// Snapshots that continue each other do not grow for ever. Of "make soak-origins".
+// Snapshots that continue each other do not grow for ever. Of "make soak-origins";
+// TestLineageIsBounded of node/agent has the rule.
 func TestSnapshotChainBound(t *testing.T) {
 	if !soaking {
 		t.Skip("takes dozens of snapshots: COVE_SOAK=1")

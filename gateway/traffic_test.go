@@ -41,6 +41,11 @@ func TestBothAddressesReachThePort(t *testing.T) {
 	if res.StatusCode != 200 || !strings.HasPrefix(body, "GET /a%2Fb/c?x=1 host=api.test\n") || !strings.Contains(body, "X-Forwarded-Prefix: "+prefix+"\r\n") {
 		t.Fatalf("%d\n%s", res.StatusCode, body)
 	}
+	// Slashes and dots are the server's inside: to some they mean something.
+	res, body = w.get("http://api.test"+prefix+"//a//../b", "X-Cove-Token: "+w.token())
+	if res.StatusCode != 200 || !strings.HasPrefix(body, "GET //a//../b host=") {
+		t.Fatalf("%d\n%s", res.StatusCode, body)
+	}
 	if res, _ := w.get("http://api.test/healthz"); res.StatusCode != http.StatusTeapot {
 		t.Fatalf("the API's own path: %d", res.StatusCode)
 	}

@@ -28,7 +28,7 @@ var places = []place{
 	{"cron", "/etc/cron.monthly"}, {"cron", "/var/spool/cron"}, {"cron", "/var/spool/at"}, {"service", "/etc/systemd"}, {"service", "/etc/init.d"},
 	{"service", "/lib/systemd"}, {"service", "/usr/lib/systemd"}, {"service", "/etc/rc.local"},
 	{"names", "/etc/nsswitch.conf"},
-	{"", "/etc/hosts"}, {"", "/etc/resolv.conf"}, // Cove writes them itself: no finding
+	{"", "/etc/hosts"}, {"", "/etc/hostname"}, {"", "/etc/resolv.conf"}, // Cove writes them itself: no finding
 	{"package_cache", "/etc/pip.conf"},
 	{"library", "/lib"}, {"library", "/lib64"}, {"library", "/usr/lib"}, {"library", "/usr/lib64"}, {"library", "/usr/local/lib"}, {"library", "/usr/libexec"},
 }

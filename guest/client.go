@@ -100,7 +100,7 @@ type Container struct {
 	User       string   `json:"user"`
 	Pids       int64    `json:"pids"`               // processes and threads there may be; 0 = no limit
 	Resolv     string   `json:"resolv,omitempty"`   // content of /etc/resolv.conf; "" = the image's
-	Hostname   string   `json:"hostname,omitempty"` // and in /etc/hosts; "" = as it is
+	Hostname   string   `json:"hostname,omitempty"` // and in /etc/hostname and /etc/hosts; "" = as it is
 }
 
 // Close closes every connection; requests under way fail with

@@ -32,7 +32,7 @@ func TestBaseImage(t *testing.T) {
 	if !strings.Contains(all["/etc/passwd"].content, "user:x:1000:1000::/home/user:/bin/bash\n") {
 		t.Error("no user in /etc/passwd")
 	}
-	if !strings.Contains(all["/etc/hosts"].content, "cove") || all["/etc/hostname"].content != "cove\n" {
+	if !strings.Contains(all["/etc/hosts"].content, "localhost") || all["/etc/hostname"].content != "cove\n" {
 		t.Error("the host name does not resolve")
 	}
 	for path := range all {

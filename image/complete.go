@@ -8,11 +8,13 @@ import (
 	"github.com/cove-sandbox/cove/image/erofs"
 )
 
-// hostName is every sandbox's host name. It has to resolve without a network:
-// sudo and Python's http.server look it up.
+// hostName is of an image that is not in a sandbox: the guest writes the
+// sandbox's own, here and in /etc/hosts.
 const hostName = "cove"
 
-const hostsLines = "127.0.0.1 localhost " + hostName + "\n::1 localhost " + hostName + "\n"
+const localHost = "localhost"
+
+const hostsLines = "127.0.0.1 " + localHost + "\n::1 " + localHost + "\n"
 
 // complete adds what a sandbox needs and an image may lack: mount points and
 // the files a container runtime would bind-mount.
@@ -58,7 +60,7 @@ func (f *flattener) hostFiles() error {
 	if err != nil {
 		return err
 	}
-	if !namesHost(hosts) {
+	if !namesLocalHost(hosts) {
 		if len(hosts) > 0 && !bytes.HasSuffix(hosts, []byte("\n")) {
 			hosts = append(hosts, '\n')
 		}
@@ -79,13 +81,13 @@ func (f *flattener) hostFiles() error {
 	return nil
 }
 
-// namesHost says whether a hosts file has a line for our host name.
-func namesHost(hosts []byte) bool {
+// namesLocalHost says whether a hosts file has a line for localhost.
+func namesLocalHost(hosts []byte) bool {
 	for line := range strings.Lines(string(hosts)) {
 		line, _, _ = strings.Cut(line, "#")
 		fields := strings.Fields(line)
 		for i, field := range fields {
-			if i > 0 && field == hostName {
+			if i > 0 && field == localHost {
 				return true
 			}
 		}

@@ -126,7 +126,7 @@ func TestFlattenKeepsWhatAFileIs(t *testing.T) {
 }
 
 func TestFlattenAddsWhatASandboxNeeds(t *testing.T) {
-	both := "127.0.0.1 localhost cove\n::1 localhost cove\n"
+	both := "127.0.0.1 localhost\n::1 localhost\n"
 	cases := []struct {
 		name   string
 		layer  []tar.Header
@@ -136,8 +136,8 @@ func TestFlattenAddsWhatASandboxNeeds(t *testing.T) {
 	}{
 		{"hosts, missing", nil, "/etc/hosts", both, false},
 		{"hosts, empty", []tar.Header{reg("etc/hosts", "")}, "/etc/hosts", both, false},
-		{"hosts, with others", []tar.Header{reg("etc/hosts", "10.0.0.1 db # cove")}, "/etc/hosts", "10.0.0.1 db # cove\n" + both, false},
-		{"hosts, complete", []tar.Header{reg("etc/hosts", "127.0.1.1\tcove\n")}, "/etc/hosts", "127.0.1.1\tcove\n", false},
+		{"hosts, with others", []tar.Header{reg("etc/hosts", "10.0.0.1 db # localhost")}, "/etc/hosts", "10.0.0.1 db # localhost\n" + both, false},
+		{"hosts, complete", []tar.Header{reg("etc/hosts", "127.0.0.1\tlocalhost\n")}, "/etc/hosts", "127.0.0.1\tlocalhost\n", false},
 		{"hosts, a link", []tar.Header{reg("data/h", "1.2.3.4 a\n"), sym("etc/hosts", "../data/h")}, "/etc/hosts", "1.2.3.4 a\n" + both, false},
 		{"resolv.conf, missing", nil, "/etc/resolv.conf", "", false},
 		{"resolv.conf, dangling", []tar.Header{sym("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf")}, "/etc/resolv.conf", "", false},

@@ -112,9 +112,10 @@ func (s Spec) WithDefaults(d Defaults) Spec {
 	return s
 }
 
-// WithEnd returns s with the default timeout if it says nothing about its end.
+// WithEnd returns s with the default timeout if it says nothing about its end. An
+// idle timeout is no end: a process that goes on keeps it away for ever.
 func (s Spec) WithEnd(d Defaults) Spec {
-	if s.Timeout == 0 && !s.NoTimeout && s.IdleTimeout == 0 && s.Lease == "" {
+	if s.Timeout == 0 && !s.NoTimeout && s.Lease == "" {
 		s.Timeout = d.Timeout
 	}
 	return s

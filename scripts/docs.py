@@ -1,6 +1,6 @@
 """Runs the examples of Markdown files against a server: what is printed works as printed.
 
-    with-server.sh .venv/bin/python scripts/docs.py README.md docs/*.md
+    with-server.sh .venv/bin/python scripts/docs.py README.md docs/*.md sdk/python/README.md
 
 Blocks fenced as sh, console or python run: those of one file in order, the shell ones in one bash and the Python
 ones in one namespace, in a directory of their own. Comments before a block, which readers do not see:

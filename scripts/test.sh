@@ -35,7 +35,7 @@ if [[ $what == *go* ]]; then
 fi
 if [[ $what == *docs* ]]; then
   step "make start, stop and down" "${as_root[@]}" scripts/start_test.sh
-  step "Examples of README and docs" env COVE_INTERPRETER=1 scripts/with-server.sh .venv/bin/python scripts/docs.py --expect 26 README.md docs/*.md
+  step "Examples of README and docs" env COVE_INTERPRETER=1 scripts/with-server.sh .venv/bin/python scripts/docs.py --expect 37 README.md docs/*.md sdk/python/README.md
   step "Examples" scripts/with-server.sh .venv/bin/python examples/rlm.py
 fi
 if [[ $what == *python* ]]; then

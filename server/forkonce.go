@@ -143,6 +143,40 @@ func (s *Server) forkOnce(ctx context.Context, r ForkRequest) (Forked, error) {
 	return out, nil
 }
 
+// keyed is the fork under way or just answered with a key; nil if there is none.
+func (f *forks) keyed(slot string) *forking {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mu.byKey[slot]
+}
+
+// killFork ends the children of a fork whose caller does not want them any more
+// and may not know them. One under way is waited for, and no longer by who called
+// alone: it is likely to leave.
+func (s *Server) killFork(ctx context.Context, f *forking, call *call) (first sandbox.Sandbox, err error) {
+	ctx = context.WithoutCancel(ctx)
+	<-f.done
+	if f.err != nil {
+		return first, errNoKey() // there are none
+	}
+	var mu sync.Mutex // guards first
+	ids := f.children()
+	err = inParallel(ctx, killWidth, ids, func(id string) error {
+		sb, err := s.kill(ctx, id)
+		if errors.Is(err, sandbox.ErrNotFound) {
+			return nil // forgotten meanwhile
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		call.concerns("sandbox", id)
+		if id == ids[0] {
+			first = sb
+		}
+		return err
+	})
+	return first, err
+}
+
 // leadFork makes the children of a fork for all who ask with its key. Whatever
 // becomes of it, a panic too, those who wait are told and the key does not stay.
 func (s *Server) leadFork(f *forking, r ForkRequest) {

@@ -49,3 +49,26 @@ func TestAFullNodeSaysByWhom(t *testing.T) {
 		t.Errorf("another error became %v", got)
 	}
 }
+
+// A refusal by what the node last said is the node's own: what there is too little
+// of, how much was asked for, and what would help.
+func TestARefusalSaysWhatWouldHelp(t *testing.T) {
+	const gib = 1 << 30
+	p := place{want: sandbox.Resources{Memory: 14 * gib, MemoryLimit: 14 * gib}, count: 1}
+	has := sandbox.Capacity{Total: sandbox.Resources{Memory: 16 * gib}, Used: sandbox.Resources{Memory: 14 * gib}, MaxSandboxes: 9}
+	for _, c := range []struct {
+		change    func(*sandbox.Capacity)
+		say, hint string
+	}{
+		{func(*sandbox.Capacity) {}, "for 14GiB", "without --memory-limit"},
+		{func(c *sandbox.Capacity) { c.Sandboxes = 9 }, "maximum of 9", "cove doctor"},
+		{func(c *sandbox.Capacity) { c.Full, c.FullHint = "no disk", "free some" }, "no disk", "free some"},
+	} {
+		now := has
+		c.change(&now)
+		var e *sandbox.Error
+		if err := lacks(now, p); !errors.As(err, &e) || e.Class != sandbox.NoCapacity || !strings.Contains(e.Msg, c.say) || !strings.Contains(e.Hint, c.hint) || e.RetryAfter == 0 {
+			t.Errorf("%+v, want %q and %q", e, c.say, c.hint)
+		}
+	}
+}

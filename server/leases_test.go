@@ -240,7 +240,7 @@ func TestDefaultTimeout(t *testing.T) {
 		"nothing":  {nil, 2 * time.Hour},
 		"a time":   {&covev1.SandboxSpec{Timeout: durationpb.New(time.Minute)}, time.Minute},
 		"never":    {&covev1.SandboxSpec{Timeout: durationpb.New(0)}, 0},
-		"idleness": {&covev1.SandboxSpec{IdleTimeout: durationpb.New(time.Minute)}, 0},
+		"idleness": {&covev1.SandboxSpec{IdleTimeout: durationpb.New(time.Minute)}, 2 * time.Hour}, // a process keeps it away for ever
 		"a lease":  {&covev1.SandboxSpec{Lease: w.lease(time.Minute)}, 0},
 	} {
 		if got := lives(c.spec); got != c.want {

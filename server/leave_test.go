@@ -134,6 +134,19 @@ func TestKillByKey(t *testing.T) {
 	if err := kill(&covev1.KillRequest{IdempotencyKey: "k"}); err != nil || w.get(r.Sandbox.Id).End.GetCause() != "killed_by_user" {
 		t.Error(err, w.get(r.Sandbox.Id))
 	}
+	// The key of a fork ends all its children.
+	kids, err := w.fork(&covev1.ForkRequest{Id: w.create(nil).Id, Count: 3, IdempotencyKey: "f"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kill(&covev1.KillRequest{IdempotencyKey: "f"}); err != nil {
+		t.Error(err)
+	}
+	for _, id := range idsOf(kids) {
+		if got := w.get(id).End.GetCause(); got != "killed_by_user" {
+			t.Errorf("child %s: %q", id, got)
+		}
+	}
 	// One under way is waited for.
 	reached, gate := make(chan struct{}, 1), make(chan struct{})
 	w.node.onCreate = func(context.Context, sandbox.Sandbox) error { reached <- struct{}{}; <-gate; return nil }

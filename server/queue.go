@@ -199,17 +199,19 @@ func (r *createQueue) fits(ctx context.Context, p place) error {
 
 // lacks is nil where a node has room, as far as it says.
 func lacks(c sandbox.Capacity, p place) error {
-	why := c.Full
+	var why *sandbox.Error
 	switch {
-	case why != "":
+	case c.Full != "":
+		why = &sandbox.Error{Class: sandbox.NoCapacity, Msg: c.Full, Hint: c.FullHint}
 	case c.MaxSandboxes > 0 && c.Sandboxes+int64(p.count) > c.MaxSandboxes:
-		why = fmt.Sprintf("the node is full: it holds its maximum of %d sandboxes", c.MaxSandboxes)
+		why = sandbox.NoPlace(c.MaxSandboxes)
 	case c.Total.Memory > 0 && c.Used.Memory+p.reserved() > c.Total.Memory:
-		why = "the node is full: not enough memory left that is not reserved"
+		why = sandbox.NoMemory(p.reserved())
 	default:
 		return nil
 	}
-	return &sandbox.Error{Class: sandbox.NoCapacity, Msg: why, RetryAfter: time.Second, Hint: "kill what is not needed, or ask again"}
+	why.RetryAfter = time.Second
+	return why
 }
 
 // neverFits says that an empty node would not have room for it either, or that it is

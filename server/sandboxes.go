@@ -193,7 +193,8 @@ func (s *Server) setEpisode(ctx context.Context, id string, episode int64) error
 }
 
 // KillSandbox ends a sandbox, which is given by its id or by the key it was
-// created with, and returns it with its first end.
+// created with, and returns it with its first end. The key of a fork ends all of
+// its children; the first is returned.
 func (s *Server) KillSandbox(ctx context.Context, id, key string) (sb sandbox.Sandbox, err error) {
 	ctx, call, err := s.begin(ctx, "sandbox.kill", about("id", id))
 	if err != nil {
@@ -204,7 +205,12 @@ func (s *Server) KillSandbox(ctx context.Context, id, key string) (sb sandbox.Sa
 		if id != "" {
 			return sb, sandbox.InvalidField("idempotency_key", "id and idempotency_key are both set; exactly one is accepted")
 		}
-		if id, err = s.idOfKey(ctx, key); err != nil {
+		if id, err = s.idOfKey(ctx, key); errors.Is(err, sandbox.ErrNotFound) {
+			if f := s.forks.keyed(keySlot(ctx, key)); f != nil {
+				return s.killFork(ctx, f, call)
+			}
+		}
+		if err != nil {
 			return sb, err
 		}
 	}
@@ -228,9 +234,13 @@ func (s *Server) idOfKey(ctx context.Context, key string) (string, error) {
 	}
 	sb, err := s.store.SandboxByKey(ctx, store.Idempotency{Key: key})
 	if errors.Is(err, sandbox.ErrNotFound) {
-		return "", &sandbox.Error{Class: sandbox.NotFound, Reason: sandbox.NoSandbox, Field: "idempotency_key", Msg: "no sandbox was created with this key"}
+		return "", errNoKey()
 	}
 	return sb.ID, err
+}
+
+func errNoKey() error {
+	return &sandbox.Error{Class: sandbox.NotFound, Reason: sandbox.NoSandbox, Field: "idempotency_key", Msg: "no sandbox was created with this key"}
 }
 
 // kill ends a sandbox and returns its record with the first end it had. It is

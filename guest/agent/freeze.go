@@ -126,8 +126,8 @@ func (a *Agent) thaw() {
 // minSecret bytes a secret has at least.
 const minSecret = 16
 
-// namedWithin is how long a copy is held for its own line in /etc/hosts: writing it
-// takes a tenth of a millisecond.
+// namedWithin is how long a copy is held for its own name in /etc/hosts and
+// /etc/hostname: writing it takes a tenth of a millisecond.
 const namedWithin = 100 * time.Millisecond
 
 // rekey makes the agent of a restored kernel one of its own: another secret,
@@ -156,7 +156,7 @@ func (s *session) rekey(r wire.Req) error {
 		go func() {
 			defer close(named)
 			if err := nameSelf(ep.space, ep.space.files, r.Hostname); err != nil {
-				a.log.Warn("/etc/hosts", "err", err)
+				a.log.Warn("hostname", "err", err)
 			}
 		}()
 	}

@@ -48,13 +48,31 @@ func nameSelf(sp Space, run func(func()) error, name string) (err error) {
 	if name == "" || !sp.contained() {
 		return nil
 	}
-	derr := run(func() { err = nameIn("/etc", name) })
+	derr := run(func() { err = errors.Join(nameIn("/etc", name), writeHostname("/etc", name)) })
 	return errors.Join(derr, err)
+}
+
+// writeHostname has the file say what the kernel does, whatever the image or the
+// sandbox that this is a copy of had there.
+func writeHostname(etc, name string) error {
+	f, have, err := openEtc(etc, "hostname")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if string(have) == name+"\n" {
+		return nil
+	}
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
+	_, err = f.WriteString(name + "\n")
+	return err
 }
 
 // nameIn makes the file's one line of ours name the sandbox.
 func nameIn(etc, name string) error {
-	f, have, err := openHosts(etc)
+	f, have, err := openEtc(etc, "hosts")
 	if err != nil {
 		return err
 	}
@@ -82,7 +100,7 @@ func nameIn(etc, name string) error {
 
 // addHost adds a line to the file unless one there has the name.
 func addHost(etc, addr, name string) error {
-	f, have, err := openHosts(etc)
+	f, have, err := openEtc(etc, "hosts")
 	if err != nil {
 		return err
 	}
@@ -93,13 +111,13 @@ func addHost(etc, addr, name string) error {
 	return appendHost(f, have, addr+" "+name)
 }
 
-// openHosts opens the file for appending and reads it. It works below etc,
+// openEtc opens a file for appending and reads it. It works below etc,
 // never through a symlink and never into a FIFO.
-func openHosts(etc string) (f *os.File, have []byte, err error) {
+func openEtc(etc, name string) (f *os.File, have []byte, err error) {
 	if err := unix.Mkdir(etc, 0o755); err != nil && err != unix.EEXIST {
 		return nil, nil, &os.PathError{Op: "mkdir", Path: etc, Err: err}
 	}
-	path := etc + "/hosts"
+	path := etc + "/" + name
 	fd, err := retryEINTR(func() (int, error) {
 		return unix.Open(path, unix.O_RDWR|unix.O_APPEND|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o644)
 	})

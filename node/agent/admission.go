@@ -136,8 +136,7 @@ func (l *Reservations) placesLack() *sandbox.Error {
 	if l.count < l.limits.MaxSandboxes {
 		return nil
 	}
-	return full("it holds its maximum of %d sandboxes", l.limits.MaxSandboxes).
-		WithHint("kill sandboxes, raise the limit of the host that 'cove doctor' names, or add a machine")
+	return sandbox.NoPlace(l.limits.MaxSandboxes)
 }
 
 // lacks is what there is not enough of. It does not say how much is left: who
@@ -153,8 +152,7 @@ func (l *Reservations) lacks(class string, r sandbox.Resources, wakes bool) *san
 		return full("it holds its maximum of %d sandboxes of kernel class %q", of.most, class).
 			WithHint("kill sandboxes of that class, ask for another class, or add a machine")
 	case r.Reserved() > l.Total().Memory-l.used.Reserve:
-		return full("not enough memory left that is not reserved, for %s", amount(r.Reserved(), "B")).
-			WithHint("kill sandboxes that have memory reserved, give --memory without --memory-limit (then little of it is reserved), or add a machine")
+		return sandbox.NoMemory(r.Reserved())
 	}
 	return l.hostLacks(r.Reserved(), wakes)
 }
@@ -176,10 +174,8 @@ func (l *Reservations) hostLacks(memory int64, wakes bool) *sandbox.Error {
 	return nil
 }
 
-// full is a refusal. Every one begins alike, so that who reads it knows that it
-// is not a fault of the request.
 func full(format string, args ...any) *sandbox.Error {
-	return &sandbox.Error{Class: sandbox.NoCapacity, Msg: "the node is full: " + fmt.Sprintf(format, args...)}
+	return sandbox.NodeFull(fmt.Sprintf(format, args...), "")
 }
 
 // Resize makes a promise of r one with another size of disk, or says why not.

@@ -49,7 +49,7 @@ func TestAdmission(t *testing.T) {
 		{name: "the last place", held: times(11, small), ask: small},
 		{name: "no place", held: times(12, small), ask: small, class: sandbox.NoCapacity, says: "maximum of 12"},
 		{name: "what is reserved is short", held: times(2, with(func(r *sandbox.Resources) { r.Memory = 4 * gib })),
-			ask: with(func(r *sandbox.Resources) { r.Memory = 2 * gib }), class: sandbox.NoCapacity, says: "not enough memory left that is not reserved, for 2 GiB", hides: "1 GiB"},
+			ask: with(func(r *sandbox.Resources) { r.Memory = 2 * gib }), class: sandbox.NoCapacity, says: "not enough memory left that is not reserved, for 2GiB", hides: "1GiB"},
 		{name: "a size of which little is reserved", held: times(10, with(func(r *sandbox.Resources) { r.Memory, r.Reserve = 8*gib, gib/128 })),
 			ask: with(func(r *sandbox.Resources) { r.Memory, r.Reserve = 8*gib, gib/128 })},
 		{name: "memory limits may add up to more than there is", held: times(2, with(func(r *sandbox.Resources) { r.MemoryLimit = 9 * gib })), ask: small},

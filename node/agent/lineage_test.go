@@ -3,6 +3,7 @@ package agent
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cove-sandbox/cove/cas/local"
@@ -63,11 +64,32 @@ func TestExtend(t *testing.T) {
 	}
 }
 
-// A file of pages does not grow for ever.
+// A file of pages does not grow for ever: twice what one checkpoint is, and 64 MiB, is
+// continued, and what is more begins anew. TestSnapshotChainBound of e2e is the whole way.
 func TestLineageIsBounded(t *testing.T) {
-	n := &Node{states: &contents{cfg: StateConfig{KeepPlain: -1}}}
-	b := &box{lineage: &lineage{manifest: "m", pages: runtime.Pages{Whole: 1 << 30, Size: 2<<30 + spareGrowth + 1}}}
-	if l, _ := n.since(t.Context(), b, nil, false); l != nil {
-		t.Error("more than half of it is there for nothing, and the next checkpoint continues it")
+	st, err := local.Open(t.TempDir(), local.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	c, err := openContents(StateConfig{Store: st, Plain: t.TempDir(), KeepPlain: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored, err := st.Put(t.Context(), strings.NewReader("manifest"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{states: c}
+	for _, whole := range []int64{0, 1 << 20, 1 << 30} {
+		const spare = 64 << 20
+		for size, continued := range map[int64]bool{whole: true, 2*whole + spare: true, 2*whole + spare + 1: false, 4*whole + 2*spare: false} {
+			b := &box{lineage: &lineage{manifest: string(stored.ID), pages: runtime.Pages{Whole: whole, Size: size}}}
+			l, done := n.since(t.Context(), b, nil, false)
+			done()
+			if (l != nil) != continued {
+				t.Errorf("a file of %d, of which one checkpoint is %d, is continued: %v", size, whole, l != nil)
+			}
+		}
 	}
 }

@@ -303,7 +303,7 @@ func (n *Node) Capacity(context.Context) (sandbox.Capacity, error) {
 	all := sandbox.Capacity{Runtime: n.classes[0].Driver.Name(), Total: total, Used: used,
 		MaxSandboxes: n.mu.reservations.limits.MaxSandboxes, Sandboxes: count, LostCalls: n.silent.Load(), Classes: classes}
 	if full := n.mu.reservations.Full(); full != nil {
-		all.Full = full.Msg
+		all.Full, all.FullHint = full.Msg, full.Hint
 	}
 	for i := range classes {
 		classes[i].Sandboxes = n.mu.reservations.Of(classes[i].Name)

@@ -158,10 +158,10 @@ func (s *suite) testHostname(t *testing.T) {
 	named := func(id string) func(*runtime.Container) {
 		return func(c *runtime.Container) { c.Sandbox = id }
 	}
-	const ask = "hostname; echo $COVE_SANDBOX_ID; getent hosts $(hostname) | tr -s ' '; grep -c 'this sandbox' /etc/hosts"
+	const ask = "hostname; cat /etc/hostname; echo $COVE_SANDBOX_ID; getent hosts $(hostname) | tr -s ' '; grep -c 'this sandbox' /etc/hosts"
 	expect := func(t *testing.T, k runtime.Kernel, what, id string) {
 		t.Helper()
-		want := fmt.Sprintf("%s\n%s\n127.0.1.1 %s\n1", id, id, id)
+		want := fmt.Sprintf("%s\n%s\n%s\n127.0.1.1 %s\n1", id, id, id, id)
 		var got string
 		for range 100 { // a restored one writes its hosts while code runs
 			if got = s.exec(t, k, shell(ask)).stdout; strings.TrimSpace(got) == want {

@@ -238,6 +238,8 @@ func TestWrapLeavesTheNativeAPIAlone(t *testing.T) {
 		{"GET", "/v1/sandboxes/x/files", "", http.StatusTeapot},
 		{"GET", "/healthz", "", http.StatusTeapot},
 		{"GET", "/openapi.json", "", http.StatusTeapot},
+		{"GET", "/p/x/8080//a//../b", "", http.StatusTeapot},
+		{"GET", "/p/x/8080/a", "the-port's-own", http.StatusTeapot},
 		{"GET", "/health", "", http.StatusNoContent},
 		{"POST", "/v9/things", "e2b_00", http.StatusBadRequest},
 		{"GET", "/files?path=/x", "", http.StatusUnauthorized},

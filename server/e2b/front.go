@@ -22,6 +22,10 @@ const (
 
 	// visitOp is what a visit of a port with a token is.
 	visitOp server.Operation = "port.reach"
+
+	// portRoot is where the gateway shows ports. What comes after is the path of a
+	// server inside, which a ServeMux would clean, and its headers are that server's.
+	portRoot = "/p/"
 )
 
 // front gives requests for ports to the gateway, those for the agent and the API to
@@ -39,6 +43,8 @@ func (d *dialect) front(dialect, next http.Handler) http.Handler {
 			d.visit(w, r, id, port)
 		case named && port != envdPort:
 			writeError(w, unsupported(portHeader, "ports on this server"))
+		case !named && !ours && strings.HasPrefix(r.URL.EscapedPath(), portRoot):
+			next.ServeHTTP(w, r)
 		case preflight(r) && (named || ours && label == apiHost || fromSDK(r)):
 			allow(w, r)
 		case named:

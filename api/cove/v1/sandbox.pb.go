@@ -166,8 +166,8 @@ type SandboxSpec struct {
 	Resources *Resources             `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"`
 	Env       map[string]string      `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Labels    map[string]string      `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Unset: the server's default, where neither idle_timeout nor lease is set
-	// either. 0: lives until killed.
+	// Unset: the server's default, where no lease is set either. 0: lives until
+	// killed.
 	Timeout     *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	IdleTimeout *durationpb.Duration `protobuf:"bytes,6,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"` // unset or 0: never idles out
 	OnIdle      string               `protobuf:"bytes,7,opt,name=on_idle,json=onIdle,proto3" json:"on_idle,omitempty"`                // "kill" (default) or "pause"
@@ -1447,7 +1447,7 @@ func (x *ResetResponse) GetNodeTime() *durationpb.Duration {
 type KillRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                               // or
-	IdempotencyKey string                 `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"` // that it was created with; a creation under way is waited for
+	IdempotencyKey string                 `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"` // that it was created with, or forked with: all of its children; what is under way is waited for
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }

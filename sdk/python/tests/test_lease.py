@@ -144,6 +144,62 @@ def test_a_cancelled_create_is_taken_back_by_its_key(server: FakeCove) -> None:
     gate.set()
 
 
+def test_a_cancelled_fork_is_taken_back_by_its_key(server: FakeCove) -> None:
+    reached, gate, killed = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(_: Got) -> Any:
+        reached.set()
+        gate.wait(30)
+        return {"results": [{"sandbox": sandbox_json("sb2")}]}
+
+    def kill(_: Got) -> Any:
+        killed.set()
+        return {"sandbox": sandbox_json("sb2")}
+
+    server.on("Sandboxes/Get", {"sandbox": sandbox_json()})
+    server.on("Sandboxes/Fork", slow)
+    server.on("Sandboxes/Kill", kill)
+
+    async def main() -> None:
+        async with cove.AsyncClient(server.url, FakeCove.KEY) as client:
+            sb = await cove.AsyncSandbox.connect("sb1", client=client)
+            task = asyncio.ensure_future(sb.fork(1))
+            await asyncio.get_running_loop().run_in_executor(None, reached.wait, 30)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+    gate.set()
+    assert killed.wait(30)
+    key = server.sent("Sandboxes/Fork")[0].message["idempotencyKey"]
+    assert server.sent("Sandboxes/Kill")[0].message == {"idempotencyKey": key}
+
+
+def test_an_interrupted_fork_is_taken_back_by_its_key(server: FakeCove, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = threading.Event()
+    server.on("Sandboxes/Get", {"sandbox": sandbox_json()})
+
+    def kill(_: Got) -> Any:
+        killed.set()
+        return {"sandbox": sandbox_json("sb2")}
+
+    server.on("Sandboxes/Kill", kill)
+    client = cove.Client(server.url, FakeCove.KEY, keep=True)
+    sb = cove.Sandbox.connect("sb1", client=client)
+    keys = []
+
+    def interrupted(call: Any, *_: Any) -> Any:
+        keys.append(call.message["idempotencyKey"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sb.fork(2)
+    assert killed.wait(30)
+    assert [got.message for got in server.sent("Sandboxes/Kill")] == [{"idempotencyKey": key} for key in keys]
+
+
 @pytest.mark.parametrize(("choice", "killed"), [(None, True), (True, True), (False, False)])
 def test_a_cancelled_exec_kills_the_command(server: FakeCove, choice: Any, killed: bool) -> None:
     processes = FakeProcesses([("STDOUT", b"ready")]).install(server)
@@ -181,6 +237,36 @@ def test_an_interrupted_exec_kills_the_command(server: FakeCove) -> None:
         cove.Sandbox.connect("sb1", client=client).exec("sleep 99", exec_id="e1", on_stdout=interrupt)
     assert processes.changed.wait(30)
     assert processes.signals == [("e1", "SIGKILL")]
+
+
+@pytest.mark.parametrize(("choice", "killed"), [(None, True), (False, False)])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_listener_that_raises_kills_the_command(server: FakeCove, kind: str, choice: Any, killed: bool) -> None:
+    processes = FakeProcesses([("STDOUT", b"ready")]).install(server)
+    processes.ends_when_changed = True
+    server.on("Sandboxes/Get", {"sandbox": sandbox_json()})
+
+    def raises(_: str) -> None:
+        raise ValueError("not what was expected")
+
+    async def in_loop() -> None:
+        async with cove.AsyncClient(server.url, FakeCove.KEY, keep=True) as client:
+            sb = await cove.AsyncSandbox.connect("sb1", client=client)
+            await sb.exec("sleep 99", exec_id="e1", on_stdout=raises, kill_on_cancel=choice)
+
+    def run() -> None:
+        if kind == "async":
+            return asyncio.run(in_loop())
+        sb = cove.Sandbox.connect("sb1", client=cove.Client(server.url, FakeCove.KEY, keep=True))
+        sb.exec("sleep 99", exec_id="e1", on_stdout=raises, kill_on_cancel=choice)
+        return None
+
+    with pytest.raises(ValueError, match="not what was expected"):
+        run()
+    if killed:
+        assert processes.changed.wait(30)
+    assert processes.signals == ([("e1", "SIGKILL")] if killed else [])
+    processes.changed.set()
 
 
 def test_children_have_the_lease_of_who_forks(server: FakeCove) -> None:

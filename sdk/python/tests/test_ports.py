@@ -38,6 +38,7 @@ def test_a_port_is_an_address_headers_and_fetch(api: Api) -> None:
     port = sb.port(80)
     assert (port.url, port.headers) == (f"{api.client.url}/p/{sb.id}/80/", {"X-Cove-Token": "covep_x"})
     assert "covep_x" not in repr(port)
+    assert port.url + "/a" == port.url + "a" == port.at("a") == f"{api.client.url}/p/{sb.id}/80/a"
     api.server.on("GET status", Plain(b"hello", 302, {"location": "http://127.0.0.1:1/"}))
     answer = port.fetch("/status", params={"q": "1"}, headers={"x-cove-token": "other", "a": "b"})
     assert (answer.status_code, answer.content) == (302, b"hello")

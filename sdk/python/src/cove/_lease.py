@@ -30,6 +30,7 @@ from .errors import CoveError, DeadlineExceeded, NotFound, TransportError, Unava
 
 if TYPE_CHECKING:
     from .client import AsyncClient, Client
+    from .state import Forked
 
 TTL = 300.0
 BEAT = 30.0
@@ -284,3 +285,22 @@ async def async_fork_lease(client: AsyncClient, keep: Optional[bool], run: str =
     if run and not keep:
         return None
     return "" if _kept(client, keep) else await keeper_of(client).async_lease() or ""
+
+
+def fork(client: Client, call: Call[Forked]) -> Forked:
+    """Make children, or none: those of a call that was cut off are nobody's, and go."""
+    try:
+        return client.call(call)
+    except BaseException as err:
+        if _outcome_unknown(err):
+            keeper_of(client).undo(_calls.kill_by_key(call.message["idempotencyKey"]))
+        raise
+
+
+async def async_fork(client: AsyncClient, call: Call[Forked]) -> Forked:
+    try:
+        return await client.call(call)
+    except BaseException as err:
+        if _outcome_unknown(err):
+            await settled(keeper_of(client).undo(_calls.kill_by_key(call.message["idempotencyKey"])))
+        raise

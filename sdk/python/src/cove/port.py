@@ -14,11 +14,18 @@ from .models import Json
 TOKEN_HEADER = "X-Cove-Token"
 
 
+class _Address(str):
+    """Of a port; ends in "/", and with a path after it has one slash between, not two."""
+
+    def __add__(self, path: str) -> str:
+        return str(self) + path.removeprefix("/")
+
+
 class _PortState:
     def __init__(self, base: str, number: int, answer: Json) -> None:
         self.number = number
-        self.url = address(base, answer)
-        """Where the port is, without its token; ends in "/"."""
+        self.url: str = _Address(address(base, answer))
+        """Where the port is, without its token; url + "/path" and url + "path" are the same."""
         self.public = bool(answer.get("public"))
         """Anyone who knows the address reaches it: headers is empty."""
         self.token = "" if self.public else str(answer.get("token") or "")
@@ -27,7 +34,7 @@ class _PortState:
 
     def at(self, path: str = "/") -> str:
         """The address of a path."""
-        return self.url + path.lstrip("/")
+        return str(self.url) + path.lstrip("/")
 
     def _request(self, path: str, headers: Optional[Mapping[str, str]]) -> tuple[str, dict[str, str]]:
         return self.at(path), {**(headers or {}), **self.headers}

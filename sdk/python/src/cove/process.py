@@ -42,14 +42,23 @@ class _ProcessState:
         self._collector = Collector()  # of wait(); what it has when its time is over stays for the next
         self._asleep: Optional[_Until] = None  # set while its sandbox is paused
         self._kills = False  # a reader that is interrupted takes the process along
+        self._deaf = False  # a listener raised: nobody wants the rest
 
     def _kill_on_cancel(self, choice: Optional[bool]) -> None:
         self._kills = choice is not False
         self._session.kill_on_cancel = choice is True
 
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._deaf = True
+            raise
+
     def _stray(self, kind: Any) -> bool:
         """Whether leaving with this exception is to kill the process: it is not over, and was not another's."""
-        interrupted = isinstance(kind, type) and not issubclass(kind, Exception)
+        interrupted = self._deaf or (isinstance(kind, type) and not issubclass(kind, Exception))
         return self._kills and interrupted and self.end is None and not self.replayed
 
     @property
@@ -230,8 +239,9 @@ class Process(_ProcessState):
         for pieces in self._pieces(self._until(timeout)):
             collector.add(pieces)
             if listeners:
-                for callback, text in listeners.calls(pieces):
-                    callback(text)
+                with self._listening():
+                    for callback, text in listeners.calls(pieces):
+                        callback(text)
         for callback, text in listeners.last_calls():
             callback(text)
         return collector.result(self._session)
@@ -413,8 +423,9 @@ class AsyncProcess(_ProcessState):
         async for pieces in self._pieces(self._until(timeout)):
             collector.add(pieces)
             if listeners:
-                for callback, text in listeners.calls(pieces):
-                    await maybe(callback(text))
+                with self._listening():
+                    for callback, text in listeners.calls(pieces):
+                        await maybe(callback(text))
         for callback, text in listeners.last_calls():
             await maybe(callback(text))
         return collector.result(self._session)

@@ -250,9 +250,10 @@ class Sandbox(_SandboxState):
         waits on for the sandbox to wake, with a timeout for that long at most: then it raises
         DeadlineExceeded with reason "asleep".
 
-        Ctrl-C here kills the command; a process that dies leaves it running.
+        Ctrl-C here kills the command, and so does an on_stdout or on_stderr that
+        raises, which this raises too; a process that dies leaves it running.
         kill_on_cancel=True has the server kill it then too, after 30 s; False
-        leaves it running in both cases.
+        leaves it running in all of these cases.
         """
         input, source = split(stdin)
         process = self._process(cmd, exec_id, cwd, env, user, timeout, input, source is not None, pty)
@@ -435,12 +436,13 @@ class Sandbox(_SandboxState):
         Those that are ready come back; with fewer than min_ready (default: all
         of them) none is left and this raises. labels and env go over the
         parent's, env for processes started later; timeout and keep as in create.
+        One that is cancelled or interrupted leaves none.
         """
         lease = _lease.fork_lease(self._client, keep, self.last_info.run)
         call = _state_calls.fork(
             {"id": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout, lease=lease
         )
-        forked = self._client.call(call)
+        forked = _lease.fork(self._client, call)
         return Forks([Sandbox(self._client, info) for info in forked.ready], forked.errors, forked.paused)
 
     def restore(self, snapshot: Union[Snapshot, str]) -> SandboxInfo:
@@ -921,7 +923,7 @@ class AsyncSandbox(_SandboxState):
         call = _state_calls.fork(
             {"id": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout, lease=lease
         )
-        forked = await self._client.call(call)
+        forked = await _lease.async_fork(self._client, call)
         return Forks([AsyncSandbox(self._client, info) for info in forked.ready], forked.errors, forked.paused)
 
     async def restore(self, snapshot: Union[AsyncSnapshot, str]) -> SandboxInfo:

@@ -168,7 +168,7 @@ class Snapshot(SnapshotState):
         call = _state_calls.fork(
             {"snapshot": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout, lease=lease
         )
-        forked = self._client.call(call)
+        forked = _lease.fork(self._client, call)
         return Forks([Sandbox(self._client, info) for info in forked.ready], forked.errors, forked.paused)
 
     def mount(self, sandbox: Union[Sandbox, str], path: Optional[str] = None, *, unpack: bool = False) -> None:
@@ -276,7 +276,7 @@ class AsyncSnapshot(SnapshotState):
         call = _state_calls.fork(
             {"snapshot": self.id}, n, min_ready=min_ready, labels=labels, env=env, timeout=timeout, lease=lease
         )
-        forked = await self._client.call(call)
+        forked = await _lease.async_fork(self._client, call)
         return Forks([AsyncSandbox(self._client, info) for info in forked.ready], forked.errors, forked.paused)
 
     async def mount(

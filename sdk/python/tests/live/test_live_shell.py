@@ -83,6 +83,9 @@ def test_a_port_is_fetched(sb: cove.Sandbox) -> None:
     import httpx
 
     assert httpx.get(sb.url(8123, "page")).text == "hello\n"
+    for where in (port.url + "/page", port.url + "page", f"{port.url}/page"):
+        answer = httpx.get(where, headers=port.headers)
+        assert (answer.status_code, answer.text) == (200, "hello\n"), where
     assert httpx.get(port.at("page")).status_code == 401
 
 
