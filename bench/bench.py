@@ -163,10 +163,9 @@ def bench_create(rounds: int, erofs: str) -> dict[str, Any]:
     return {
         "ms": {k: {"p50": p(v, 0.5), "p90": p(v, 0.9)} for k, v in times.items()},
         "checks": [
-            ("create + first exec, vs runc run", m["cove"] / m["runc"], "<=", 1.0),
+            ("create + first exec, vs runc run", m["cove"] / m["runc"], "<=", 0.7),
             ("runsc run, vs create + first exec", m["runsc"] / m["cove"], ">=", 4.0),
-            ("reset, vs create + first exec", m["reset"] / m["cove"], "<", 0.5),
-            ("reset, vs create alone", m["reset"] / m["create"], "<", 0.5),
+            ("reset, vs runc run", m["reset"] / m["runc"], "<=", 0.25),
             ("reset, ms", m["reset"] * MS, "<=", 6),
             ("first reset, ms", m["first reset"] * MS, "<=", 6),
             (
