@@ -45,12 +45,13 @@ type gang struct {
 // that leaves leaves nothing: without a key at once, with one when it did not
 // come back for a while.
 func (s *Server) CreateGroup(ctx context.Context, r GroupRequest, progress func(GroupProgress)) (out Forked, err error) {
-	r.Spec.Rollout.Group = s.groupName(r)
-	ctx, call, err := s.begin(ctx, "run.group", about("run", r.Spec.Rollout.Run), about("group", r.Spec.Rollout.Group))
+	ctx, call, err := s.begin(ctx, "run.group", about("run", r.Spec.Rollout.Run))
 	if err != nil {
 		return out, err
 	}
 	defer call.end(&err)
+	r.Spec.Rollout.Group = s.groupName(r)
+	call.concerns("group", r.Spec.Rollout.Group)
 	if err := firstError(call.needs(partsOfSpec(r.Spec)...), sandbox.ValidateIdempotencyKey("idempotency_key", r.Key), checkGroup(r)); err != nil {
 		return out, err
 	}

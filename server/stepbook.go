@@ -19,12 +19,12 @@ import (
 // stepBook is the steps under way and the logs of those that were.
 type stepBook struct {
 	logs atomic.Pointer[steplog.Store] // nil = none are kept; a test that restarts has another
-	ctx  context.Context
-	stop context.CancelFunc
-	work sync.WaitGroup // those that are followed for nobody
+	stop context.CancelFunc            // ends context()
+	work sync.WaitGroup                // those that are followed for nobody
 
 	mu struct {
 		sync.Mutex
+		ctx  context.Context // a test that restarts has another, too
 		runs map[string]*runSteps
 	}
 }
@@ -55,8 +55,17 @@ func (b *stepBook) init(dir string, appended func(tenant, run string, end int64)
 	if dir != "" {
 		b.logs.Store(steplog.NewStore(dir, appended))
 	}
-	b.ctx, b.stop = context.WithCancel(asServer(context.Background()))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.mu.ctx, b.stop = context.WithCancel(asServer(context.Background()))
 	b.mu.runs = map[string]*runSteps{}
+}
+
+// context ends when the server stops.
+func (b *stepBook) context() context.Context {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.ctx
 }
 
 // opened is a run's steps with the log they are in.

@@ -154,7 +154,7 @@ func (s *Server) detailsOf(run string) (details []sandbox.StepDetail) {
 
 // describe adds to a step that has ended what changed meanwhile.
 func (s *Server) describe(record *sandbox.Step, net *sandbox.NetworkStatus, marked bool) {
-	ctx, cancel := context.WithTimeout(s.steps.ctx, detailTime)
+	ctx, cancel := context.WithTimeout(s.steps.context(), detailTime)
 	defer cancel()
 	if net != nil {
 		if now, err := s.node.NetworkStatus(ctx, record.Sandbox, flowsOfStep); err == nil {

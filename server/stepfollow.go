@@ -38,16 +38,17 @@ const stepRetry = time.Second
 
 // followStep follows a step to its end, for nobody.
 func (s *Server) followStep(st *step) {
+	ctx := s.steps.context()
 	s.steps.work.Go(func() {
 		st.mu.Lock()
 		id, exec := st.mu.Sandbox, st.mu.ExecID
 		st.mu.Unlock()
-		for s.steps.ctx.Err() == nil {
-			if s.followOnce(s.steps.ctx, st, id, exec) {
+		for ctx.Err() == nil {
+			if s.followOnce(ctx, st, id, exec) {
 				return
 			}
 			select {
-			case <-s.steps.ctx.Done():
+			case <-ctx.Done():
 			case <-time.After(stepRetry):
 			}
 		}
