@@ -60,6 +60,25 @@ func packages(t *testing.T) []pkg {
 	return pkgs
 }
 
+// eachFile parses the code of all packages but the module's root.
+func eachFile(t *testing.T, see func(name string, fset *token.FileSet, f *ast.File)) {
+	t.Helper()
+	for _, p := range packages(t) {
+		name := rel(p.ImportPath)
+		if name == "" {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			fset := token.NewFileSet()
+			f, err := parser.ParseFile(fset, filepath.Join(p.Dir, file), nil, parser.ParseComments|parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			see(name, fset, f)
+		}
+	}
+}
+
 // below says whether a package is one of the tree named, or in it.
 func below(p string, trees ...string) bool {
 	for _, tree := range trees {
@@ -311,39 +330,28 @@ var homes = []struct {
 
 func TestEachIdeaHasOneHome(t *testing.T) {
 	used := map[string]bool{}
-	for _, p := range packages(t) {
-		name := rel(p.ImportPath)
-		if name == "" {
-			continue
-		}
-		for _, file := range p.GoFiles {
-			fset := token.NewFileSet()
-			f, err := parser.ParseFile(fset, filepath.Join(p.Dir, file), nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
-			imports := importNames(f)
-			ast.Inspect(f, func(n ast.Node) bool {
-				sel, ok := n.(*ast.SelectorExpr)
-				if !ok {
-					return true
-				}
-				id, ok := sel.X.(*ast.Ident)
-				if !ok {
-					return true
-				}
-				for _, h := range homes {
-					if imports[id.Name]+"."+sel.Sel.Name != h.name {
-						continue
-					}
-					if used[h.name] = true; !below(name, h.only...) {
-						t.Errorf("%s uses %s: %s", fset.Position(sel.Pos()), h.name, h.why)
-					}
-				}
+	eachFile(t, func(name string, fset *token.FileSet, f *ast.File) {
+		imports := importNames(f)
+		ast.Inspect(f, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
 				return true
-			})
-		}
-	}
+			}
+			id, ok := sel.X.(*ast.Ident)
+			if !ok {
+				return true
+			}
+			for _, h := range homes {
+				if imports[id.Name]+"."+sel.Sel.Name != h.name {
+					continue
+				}
+				if used[h.name] = true; !below(name, h.only...) {
+					t.Errorf("%s uses %s: %s", fset.Position(sel.Pos()), h.name, h.why)
+				}
+			}
+			return true
+		})
+	})
 	if !used["crypto/cipher.NewGCM"] || !used["syscall.EDQUOT"] {
 		t.Errorf("only %v were found: the test would prove nothing", used)
 	}
@@ -353,37 +361,29 @@ func TestEachIdeaHasOneHome(t *testing.T) {
 // what a crash asks for.
 func TestDurableWritesHaveOneHome(t *testing.T) {
 	found := false
-	for _, p := range packages(t) {
-		name := rel(p.ImportPath)
-		if name == "" || name == "internal/durable" {
-			continue
+	eachFile(t, func(name string, fset *token.FileSet, f *ast.File) {
+		if name == "internal/durable" {
+			return
 		}
-		for _, file := range p.GoFiles {
-			fset := token.NewFileSet()
-			f, err := parser.ParseFile(fset, filepath.Join(p.Dir, file), nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
-			imports := importNames(f)
-			for _, d := range f.Decls {
-				renames, syncs := false, false
-				ast.Inspect(d, func(n ast.Node) bool {
-					sel, ok := n.(*ast.SelectorExpr)
-					if !ok {
-						return true
-					}
-					id, _ := sel.X.(*ast.Ident)
-					renames = renames || id != nil && imports[id.Name] == "os" && sel.Sel.Name == "Rename"
-					syncs = syncs || sel.Sel.Name == "Sync"
+		imports := importNames(f)
+		for _, d := range f.Decls {
+			renames, syncs := false, false
+			ast.Inspect(d, func(n ast.Node) bool {
+				sel, ok := n.(*ast.SelectorExpr)
+				if !ok {
 					return true
-				})
-				found = found || renames
-				if renames && syncs {
-					t.Errorf("%s syncs and renames by itself: internal/durable does", fset.Position(d.Pos()))
 				}
+				id, _ := sel.X.(*ast.Ident)
+				renames = renames || id != nil && imports[id.Name] == "os" && sel.Sel.Name == "Rename"
+				syncs = syncs || sel.Sel.Name == "Sync"
+				return true
+			})
+			found = found || renames
+			if renames && syncs {
+				t.Errorf("%s syncs and renames by itself: internal/durable does", fset.Position(d.Pos()))
 			}
 		}
-	}
+	})
 	if !found {
 		t.Error("no rename was found: the test would prove nothing")
 	}

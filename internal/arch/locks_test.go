@@ -4,7 +4,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -14,20 +13,9 @@ import (
 // guards no field has the name of the action it serialises, and a comment.
 func TestGuardedFieldsSitWithTheirLock(t *testing.T) {
 	locks := 0
-	for _, p := range packages(t) {
-		name := rel(p.ImportPath)
-		if name == "" {
-			continue
-		}
-		for _, file := range p.GoFiles {
-			fset := token.NewFileSet()
-			f, err := parser.ParseFile(fset, filepath.Join(p.Dir, file), nil, parser.ParseComments|parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
-			locks += checkLocks(f, func(at token.Pos, why string) { t.Errorf("%s: %s", fset.Position(at), why) })
-		}
-	}
+	eachFile(t, func(_ string, fset *token.FileSet, f *ast.File) {
+		locks += checkLocks(f, func(at token.Pos, why string) { t.Errorf("%s: %s", fset.Position(at), why) })
+	})
 	if locks < 50 {
 		t.Errorf("only %d locks were found: the test would prove nothing", locks)
 	}

@@ -196,13 +196,18 @@ func versionInfo(t sandbox.Template) map[string]any {
 		"createdAt": t.CreatedAt, "updatedAt": t.CreatedAt, "finishedAt": t.CreatedAt, "envdVersion": envdVersion}
 }
 
+// versions are those of the template that a path names.
+func (d *dialect) versions(r *http.Request) (name string, versions []server.SizedTemplate, err error) {
+	if name, _, err = templateName(r.PathValue("id")); err != nil {
+		return "", nil, absent(err)
+	}
+	versions, err = d.server.ListTemplates(r.Context(), name)
+	return name, versions, err
+}
+
 // getTemplate is GET /templates/{id}: a template with all its versions.
 func (d *dialect) getTemplate(w http.ResponseWriter, r *http.Request) error {
-	name, _, err := templateName(r.PathValue("id"))
-	if err != nil {
-		return absent(err)
-	}
-	versions, err := d.server.ListTemplates(r.Context(), name)
+	name, versions, err := d.versions(r)
 	if err != nil {
 		return err
 	}
@@ -342,11 +347,7 @@ func (d *dialect) removeTags(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (d *dialect) listTags(w http.ResponseWriter, r *http.Request) error {
-	name, _, err := templateName(r.PathValue("id"))
-	if err != nil {
-		return absent(err)
-	}
-	versions, err := d.server.ListTemplates(r.Context(), name)
+	_, versions, err := d.versions(r)
 	if err != nil {
 		return err
 	}
