@@ -113,9 +113,10 @@ func (s Spec) WithDefaults(d Defaults) Spec {
 }
 
 // WithEnd returns s with the default timeout if it says nothing about its end. An
-// idle timeout is no end: a process that goes on keeps it away for ever.
+// idle timeout is no end: a process that goes on keeps it away for ever. Who has it
+// paused when it is idle wants to keep it.
 func (s Spec) WithEnd(d Defaults) Spec {
-	if s.Timeout == 0 && !s.NoTimeout && s.Lease == "" {
+	if s.Timeout == 0 && !s.NoTimeout && s.Lease == "" && s.OnIdle != IdlePause {
 		s.Timeout = d.Timeout
 	}
 	return s

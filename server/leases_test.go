@@ -241,6 +241,7 @@ func TestDefaultTimeout(t *testing.T) {
 		"a time":   {&covev1.SandboxSpec{Timeout: durationpb.New(time.Minute)}, time.Minute},
 		"never":    {&covev1.SandboxSpec{Timeout: durationpb.New(0)}, 0},
 		"idleness": {&covev1.SandboxSpec{IdleTimeout: durationpb.New(time.Minute)}, 2 * time.Hour}, // a process keeps it away for ever
+		"sleep":    {&covev1.SandboxSpec{IdleTimeout: durationpb.New(time.Minute), OnIdle: "pause"}, 0},
 		"a lease":  {&covev1.SandboxSpec{Lease: w.lease(time.Minute)}, 0},
 	} {
 		if got := lives(c.spec); got != c.want {
